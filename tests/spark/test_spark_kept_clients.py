@@ -217,8 +217,14 @@ def test_a_topic_created_again_before_the_driver_commits_gets_no_rows(
         assert sorted(committed(bootstrap, "t"), key=str) == [b"a", b"b"]
 
 
-def test_a_late_task_of_an_ended_write_finds_its_topic_replaced(workers: list[KeptClients]) -> None:
-    """R1294: the note that the write had ended was deleted with the topic, and the rows came again."""
+@pytest.mark.parametrize("options", [{}, {"writeId": "w"}], ids=["nameless", "named"])
+def test_a_late_task_of_an_ended_write_finds_its_topic_replaced(
+    workers: list[KeptClients], options: dict[str, str]
+) -> None:
+    """R1294: the note that the write had ended was deleted with the topic, and the rows came again.
+
+    R1342: with a writeId too, and the next write with this id was refused.
+    """
     from oncelog.spark.sink.sink import BatchWriter  # needs PySpark
 
     with (
@@ -227,13 +233,15 @@ def test_a_late_task_of_an_ended_write_finds_its_topic_replaced(workers: list[Ke
     ):
         bootstrap = broker.bootstrap_servers
         create_topic(bootstrap, "t", partitions=1)
-        writer = BatchWriter(
-            parse_sink_options({"kafka.bootstrap.servers": bootstrap, "topic": "t"}, "batch")
-        )
+        given = {"kafka.bootstrap.servers": bootstrap, "topic": "t", **options}
+        writer = BatchWriter(parse_sink_options(given, "batch"))
         here, there = workers
         finish(writer._sink, 0, [write_task(writer._sink, 0, 0, rows("a"), here)], here)
-        with pytest.raises(SinkError, match="the write has ended"):
-            write_task(writer._sink, 0, 0, rows("a"), there)
+        if options:
+            assert write_task(writer._sink, 0, 0, rows("a"), there).already_committed
+        else:
+            with pytest.raises(SinkError, match="the write has ended"):
+                write_task(writer._sink, 0, 0, rows("a"), there)
         admin.delete_topics(["t"])
         create_topic(bootstrap, "t", partitions=1)
         with pytest.raises(SinkError, match="topic 't' was deleted and created again"):
@@ -241,6 +249,29 @@ def test_a_late_task_of_an_ended_write_finds_its_topic_replaced(workers: list[Ke
         again = BatchWriter(writer._sink.settings)
         finish(again._sink, 0, [write_task(again._sink, 0, 0, rows("b"), here)], here)
         assert committed(bootstrap, "t") == [b"b"]
+
+
+def test_a_write_with_an_id_continues_although_its_separate_marker_topic_was_replaced(
+    shared_broker: oncelog.Broker, topic: str, workers: list[KeptClients]
+) -> None:
+    """The rows of the first task are still there. If the write failed, its repetition would double them."""
+    from oncelog.spark.sink.sink import BatchWriter  # needs PySpark
+
+    bootstrap, markers = shared_broker.bootstrap_servers, f"{topic[:40]}.markers"
+    create_topic(bootstrap, topic)
+    create_topic(bootstrap, markers)
+    given = {"kafka.bootstrap.servers": bootstrap, "topic": topic, "markerTopic": markers, "writeId": topic}
+    settings = parse_sink_options(given, "batch")
+    first, again = BatchWriter(settings)._sink, BatchWriter(settings)._sink
+    reports = [write_task(first, 0, 0, rows("a"), workers[0])]
+    with oncelog.Admin({"bootstrap.servers": bootstrap}) as admin:
+        admin.delete_topics([markers])
+    create_topic(bootstrap, markers)
+    reports.append(write_task(first, 0, 1, rows("b"), workers[1]))
+    finish(first, 0, reports, workers[0])
+    for task, row in enumerate("ab"):
+        assert write_task(again, 0, task, rows(row), workers[0]).already_committed
+    assert committed(bootstrap, topic) == [b"a", b"b"]
 
 
 def test_the_broker_creates_a_missing_topic_of_the_column_topic(workers: list[KeptClients]) -> None:

@@ -380,6 +380,26 @@ def test_a_repeat_is_seen_only_once_every_task_has_succeeded(bootstrap: str, top
 
 
 @pytest.mark.behaviour("P6")
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_a_repeated_batch_may_be_finished_twice(version: int) -> None:
+    """R1343: the second call aborted transactions that the first one had committed, and raised
+    INVALID_TXN_STATE.
+    """
+    with oncelog.Broker(config={"oncelog.transaction.version": version}) as broker:
+        create_topic(broker.bootstrap_servers, "t", partitions=3)
+        sink = sink_of(broker.bootstrap_servers, "t")
+        write_task(sink, 0, 1, [batch("b")])
+        again = again_of(sink)
+        reports = [write_task(again, 0, n, [batch(value)]) for n, value in enumerate("abc")]
+        for _ in range(2):
+            finish(again, 0, reports)
+        assert committed(broker.bootstrap_servers, "t") == ["a", "b", "c"]
+        later = again_of(sink)
+        finish(later, 1, [write_task(later, 1, 0, [batch("d")])])
+        assert committed(broker.bootstrap_servers, "t") == ["a", "b", "c", "d"]
+
+
+@pytest.mark.behaviour("P6")
 def test_a_driver_that_dies_between_two_ends_is_followed_by_one_that_finishes(
     bootstrap: str, topic: str
 ) -> None:

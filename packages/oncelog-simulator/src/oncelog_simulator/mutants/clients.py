@@ -110,7 +110,7 @@ MUTANTS = [
     Mutant(
         "rows in a topic and in the next one of its name are committed together",
         ((sink_topic_ids, "decide_same_topics", nothing),),
-        findings=("R1240", "R1242", "R1270", "R1291", "R1294"),
+        findings=("R1240", "R1242", "R1270", "R1291", "R1294", "R1342"),
         guards=(
             "spark/test_spark_atomic.py::test_a_topic_created_again_while_its_tasks_write_gets_no_rows",
             "spark/test_spark_kept_clients.py::test_a_topic_created_again_while_a_task_writes_gets_no_rows",

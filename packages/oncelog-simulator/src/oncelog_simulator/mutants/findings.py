@@ -134,6 +134,7 @@ OUT_OF_REACH: dict[str, str] = {
     "simulated transforms take no time": "R1172 R1173",
     "simulated tasks get their rows without Spark's worker program": "R1160",
     "simulated tasks of a sink seldom race for the plan note": "R1220 R1221 R1292",
+    "no simulated driver finishes a batch twice with the same reports": "R1343",
     "no job with provenance is simulated": "R1285 R1286 R1287 R1288 R1289",
     "no audit of tables or keys is simulated": "R1190 R1191 R1192 R1193 R1194 R1195 R1197 R1196 R1198 R1293",
     "no client forks, and no signal comes between two bytecodes": (
