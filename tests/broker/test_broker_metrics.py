@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
@@ -200,6 +201,62 @@ def test_clients_are_served_while_the_metrics_of_many_partitions_are_collected(
     assert len(turns) > 100
     assert "\noncelog_partitions 101.0\n" in text
     assert 'oncelog_partition_end_offset{topic="left",partition="0"} 0.0\n' in text
+
+
+def test_responses_with_metrics_are_made_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1344: with 20 scrapes at once, the broker did a step of each of them before it served a client."""
+    monkeypatch.setattr(metrics_http, "STEP_SECONDS", 0.0)
+    node = recover_node(MemoryDisk(), BROKER.parse({}), Clock())
+    node.topics.create("t", 100, {}, 0)
+    turns = 0
+
+    async def serve_others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def collect(times: int) -> int:
+        nonlocal turns
+        server, turns = MetricsServer(node, "127.0.0.1", 0), 0
+        others = asyncio.get_running_loop().create_task(serve_others())
+        await asyncio.gather(*(server._response(b"GET /metrics HTTP/1.1") for _ in range(times)))
+        others.cancel()
+        return turns
+
+    assert asyncio.run(collect(5)) >= 5 * asyncio.run(collect(1)) - 20
+
+
+@pytest.mark.parametrize("request_text", [b"", b"GET /metrics HTTP/1.1\r\n\r\n"], ids=["idle", "scrape"])
+def test_a_stop_while_metrics_are_collected_prints_nothing(
+    monkeypatch: pytest.MonkeyPatch, request_text: bytes
+) -> None:
+    """R1345: Python 3.11 printed the traceback of a CancelledError for each connection."""
+    monkeypatch.setattr(metrics_http, "STEP_SECONDS", 0.0)
+    node = recover_node(MemoryDisk(), BROKER.parse({}), Clock())
+    node.topics.create("t", 1_000, {}, 0)
+    errors: list[Any] = []
+
+    async def stop_early() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: errors.append(context))
+        server = MetricsServer(node, "127.0.0.1", 0)
+        await server.start()
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request_text)
+        while not server._connection_count or server._is_collecting.locked() is not bool(request_text):
+            await asyncio.sleep(0)
+        await server.stop()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        while server._connection_count:
+            await asyncio.sleep(0)
+        for _ in range(5):  # the callback of the task that has ended
+            await asyncio.sleep(0)
+        writer.close()
+
+    asyncio.run(stop_early())
+    assert not errors
 
 
 def test_the_process_is_measured_under_prometheus_names() -> None:
