@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import pytest
 from support.broker import RawClient
@@ -15,7 +16,10 @@ from support.topics import new_topic, producer_of, requests
 from support.wait import JumpingClock, pass_time, wait_until
 
 from oncelog import Admin, Broker, Producer, TopicPartition
-from oncelog.errors import ConcurrentTransactions, ProducerFenced
+from oncelog.errors import ConcurrentTransactions, InvalidProducerIdMapping, ProducerFenced
+from oncelog.limits import Limits
+from oncelog.rules.transactions.entry import EXHAUSTED_EPOCH
+from oncelog.server.embedded import recover_node
 from oncelog.testing.proxy import Proxy, Rule
 from oncelog.wire.messages import InitProducerIdRequest
 
@@ -90,6 +94,32 @@ def test_a_transaction_that_timed_out_has_no_successor(broker: Broker, clock: Ju
         pass_time(broker, 61_000)
         wait_until(lambda: state_of(servers, name) == "CompleteAbort")
         assert not clock.outcome_of(lambda: is_replaced(producer, may_have_timed_out=True), 1)
+
+
+def test_an_abort_at_the_last_epoch_does_not_abort_the_successors_transaction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """R1346: the coordinator took its InitProducerId for a repetition of the successor's."""
+    limits = Limits(first_producer_epoch=EXHAUSTED_EPOCH)
+    monkeypatch.setattr("oncelog.server.embedded.recover_node", partial(recover_node, limits=limits))
+    with (
+        Broker(config={"oncelog.transaction.version": 0}) as broker,
+        producer_of(broker.bootstrap_servers, transactional_id="x") as first,
+        producer_of(broker.bootstrap_servers, transactional_id="x") as second,
+    ):
+        topic = new_topic(broker.bootstrap_servers)
+        first.init_transactions()
+        second.init_transactions()
+        second.begin_transaction()
+        second.send(topic, b"second")
+        second.flush()
+        first.begin_transaction()
+        first.send(topic, b"first")
+        with pytest.raises(InvalidProducerIdMapping):
+            first.commit_transaction()
+        with pytest.raises(ProducerFenced):
+            first.abort_transaction()
+        second.commit_transaction()
 
 
 def test_a_producer_that_another_request_fails_raises_the_error_of_that_request(classic: str) -> None:

@@ -23,6 +23,7 @@ from oncelog.client.producer.driver import ProducerDriver
 from oncelog.errors import (
     BrokerError,
     ConcurrentTransactions,
+    InvalidProducerIdMapping,
     MisuseError,
     OncelogError,
     OperationNotAttempted,
@@ -361,8 +362,26 @@ class TransactionManager:
                 raise
             # The coordinator no longer knows this producer or transaction. The next transaction needs a new
             # epoch.
+            await self._check_producer_id(error, deadline_ms)
             self._transaction.is_epoch_spent = True
             return None
+
+    async def _check_producer_id(self, error: BrokerError, deadline_ms: float) -> None:
+        """Fail the producer if its transactional id has another producer id, so that a successor has started.
+
+        The successor of the last epoch gets another producer id. An InitProducerId under that epoch counts as
+        a repetition of the successor's, and would abort its open transaction. If each transaction has its own
+        epoch, the abort of this producer may itself have led to another producer id. Guard:
+        test_an_abort_at_the_last_epoch_does_not_abort_the_successors_transaction.
+        """
+        if not isinstance(error, InvalidProducerIdMapping) or self._transaction.raises_epoch:
+            return
+        entry, identity = await self._describe_own_entry(deadline_ms), self._core.identity
+        assert identity is not None
+        if entry is not None and entry.identity.producer_id != identity.producer_id:
+            fenced = ProducerFenced("the transactional id has another producer id")
+            self._give_up(fenced, ErrorAction.FAIL_PRODUCER)
+            raise fenced from error
 
     async def _abort_own_epoch(self, deadline_ms: float) -> ProducerIdAndEpoch | None:
         """Abort a transaction whose epoch no other transaction uses.

@@ -130,7 +130,7 @@ OUT_OF_REACH: dict[str, str] = {
     "simulated loops are cancelled once": "R1175",
     "simulated clients send and read bytes": "R1210 R1212 R1214",
     "simulated clients send records with the times of a simulated clock": "R1211",
-    "no two simulated loops have one transactional id": "R1226 R1290",
+    "no two simulated loops have one transactional id": "R1226 R1290 R1346",
     "simulated transforms take no time": "R1172 R1173",
     "simulated tasks get their rows without Spark's worker program": "R1160",
     "simulated tasks of a sink seldom race for the plan note": "R1220 R1221 R1292",
