@@ -263,3 +263,25 @@ def test_a_topic_that_cannot_be_made_by_its_first_use_does_not_end_the_connectio
             patch.setattr(topics_topics, "write_state", no_room)
             assert client.ask(request, 9).topics[0].error_code == errors.KafkaStorageError.code
         assert client.ask(request, 9).topics[0].error_code == 0
+
+
+def test_appends_without_a_thread_for_their_flush_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may limit the number of threads (pids.max). Appends must not wait for good, and later ones
+    must be flushed.
+    """
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name.startswith("oncelog-flush"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with Broker() as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("t", flush_messages=1)
+        pid = client.new_producer_id()
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refused)
+            answer = client.produce("t", batch(b"v", pid=pid, sequence=0))
+            assert answer.error_code == errors.KafkaStorageError.code
+        assert client.produce("t", batch(b"v", pid=pid, sequence=0)).error_code == 0
+        assert client.values("t") == [b"v"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from random import Random
 
 import pytest
@@ -501,3 +502,30 @@ def test_a_blocking_call_that_ends_resumes_its_own_task() -> None:
         driven.step()
     assert events == ["look-up failed: call", "log went on"] and not driven
     driven.finish()
+
+
+def test_a_call_that_was_ended_does_nothing() -> None:
+    """A thread pool that cannot start a thread raises an error, but runs the call once it has a thread.
+
+    By then the task has gone on, and may have begun the next call on the same files.
+    """
+    driven, events = BackgroundQueue(), []
+    driven.on_added = lambda: None
+
+    def task() -> BackgroundTask:
+        for number in (1, 2):
+            try:
+                yield partial(events.append, number)
+            except RuntimeError:
+                events.append(-number)
+
+    driven.add(task())
+    first = driven.step()
+    assert first is not None
+    first.end(RuntimeError("can't start new thread"))
+    second = driven.step()
+    first()
+    assert second is not None
+    second()
+    driven.step()
+    assert events == [-1, 2]

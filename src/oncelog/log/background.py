@@ -155,6 +155,10 @@ class RunningCall:
         self._queue, self.call = queue, call
 
     def __call__(self) -> None:
+        if self._queue.call is not self:
+            # It was ended, because no thread could be started. A thread pool has queued it nevertheless, and
+            # runs it once it has a thread. See test_a_call_that_was_ended_does_nothing.
+            return
         try:
             self.call()
         except Exception as error:

@@ -20,7 +20,7 @@ from oncelog.broker.dispatch import end_round, next_wakeup_ms, tick
 from oncelog.broker.settings.dynamic_config import check_retention
 from oncelog.broker.settings.listeners import Listener
 from oncelog.broker.state import BrokerState
-from oncelog.errors import ConfigError
+from oncelog.errors import ConfigError, KafkaStorageError
 from oncelog.log.partition import Partition
 from oncelog.rules.limits.connections import (
     CloseReason,
@@ -213,7 +213,20 @@ class Server:
 
     def _flush(self, partition: Partition) -> None:
         loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._flush_pool, partition.flush)
+        is_given_up = False
+
+        def flush() -> None:
+            if not is_given_up:
+                partition.flush()
+
+        try:
+            future = loop.run_in_executor(self._flush_pool, flush)
+        except RuntimeError as error:
+            # No thread could be started, for example because of a container's pids.max. The pool has queued
+            # the call nevertheless. See test_appends_without_a_thread_for_their_flush_are_refused.
+            is_given_up = True
+            future = loop.create_future()
+            future.set_exception(KafkaStorageError(f"no flush: {error}"))
         self._flushing[future] = None
         future.add_done_callback(lambda done: self._flushed(partition, done))
 
