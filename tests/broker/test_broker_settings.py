@@ -230,7 +230,13 @@ def test_a_request_writes_each_file_once_however_many_resources_it_names(
             writes.append(name)
             replace(disk, name, *args, **options)
 
+        def put(disk: RealDisk, old: str, new: str) -> None:
+            writes.append(new)
+            rename(disk, old, new)
+
+        rename = RealDisk.rename
         monkeypatch.setattr(RealDisk, "replace", counted)
+        monkeypatch.setattr(RealDisk, "rename", put)
         resources = [resource(2, f"t{index}", "retention.ms", "5000") for index in range(4)]
         resources += [resource(2, "t1", "retention.ms", "x")]
         resources += [

@@ -43,6 +43,7 @@ from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.frames import RequestHeader
+from oncelog.wire.message import EncodedResponse
 from oncelog.wire.messages import (
     AddPartitionsToTxnRequest,
     ConsumerGroupDescribeRequest,
@@ -51,6 +52,7 @@ from oncelog.wire.messages import (
     DeleteGroupsRequest,
     DeleteRecordsRequest,
     DescribeConfigsRequest,
+    DescribeConfigsResponse,
     DescribeGroupsRequest,
     DescribeProducersRequest,
     DescribeTransactionsRequest,
@@ -388,7 +390,13 @@ def test_settings_of_many_topics_are_described_in_steps() -> None:
     resources = [asked(resource_type=2, resource_name=f"t{n}", configuration_keys=None) for n in range(count)]
     answer = handle(node, DescribeConfigsRequest(resources=resources))
     assert isinstance(answer, PendingResponse)
-    steps, response = finish(node, answer)
+    steps, encoded = finish(node, answer)
+    # The results are encoded as they are made. To encode those of 10,000 topics at once took 0.7 s.
+    assert isinstance(encoded, EncodedResponse)
+    encoded.throttle_time_ms = 7
+    version = encoded.api.max_version
+    response = DescribeConfigsResponse.decode(version, encoded.encode(version))
+    assert response.throttle_time_ms == 7
     assert sum(len(result.configs) for result in response.results) // steps <= 2 * STEP_ELEMENTS
     assert [result.resource_name for result in response.results] == [f"t{n}" for n in range(count)]
 

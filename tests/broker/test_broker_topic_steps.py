@@ -40,6 +40,7 @@ from oncelog.wire.messages import (
     CreatePartitionsRequest,
     CreateTopicsRequest,
     DeleteTopicsRequest,
+    IncrementalAlterConfigsRequest,
     MetadataRequest,
 )
 
@@ -88,6 +89,19 @@ class Broker:
             name=name, count=partition_count, assignments=None
         )
         return self.ask(CreatePartitionsRequest(topics=[topic], timeout_ms=1000))
+
+    def alter(self, names: str, **settings: str) -> Answer:
+        """Set settings of the topics with these letters as their names."""
+        request = IncrementalAlterConfigsRequest
+        configs = [
+            request.AlterableConfig(name=key.replace("_", "."), config_operation=0, value=value)
+            for key, value in settings.items()
+        ]
+        resources = [
+            request.AlterConfigsResource(resource_type=2, resource_name=name, configs=configs)
+            for name in names
+        ]
+        return self.ask(request(resources=resources))
 
     def delete(self, name: str) -> Answer:
         topic = DeleteTopicsRequest.DeleteTopicState(name=name)
@@ -258,6 +272,99 @@ def test_new_partitions_have_the_settings_that_a_topic_got_meanwhile() -> None:
         broker.node.topics.alter([(broker.topic("t"), {"max.message.bytes": "99"})])
         broker.finish()
         assert {partition.config.max_message_bytes for partition in broker.topic("t").partitions} == {99}
+
+
+def with_topics() -> Broker:
+    broker = Broker(MemoryDisk(), count(1))
+    for name in "abcde":
+        broker.make(name, 1)
+    return broker
+
+
+def alterations() -> Iterator[tuple[Broker, Answer]]:
+    """Yield a new broker for each number of steps that a change of five topics' settings can have run."""
+    for steps in count():
+        broker = with_topics()
+        answer = broker.alter("abcde", retention_ms="5")
+        if broker.steps(steps) < steps:
+            return
+        if answer.code is None:
+            yield broker, answer
+
+
+def own(broker: Broker, name: str) -> dict[str, str]:
+    return broker.topic(name).overrides
+
+
+def test_settings_of_many_topics_are_changed_in_steps_with_one_write_in_another_thread() -> None:
+    broker, calls = with_topics(), []
+    answer = broker.alter("abcde", retention_ms="5")
+    step_count = 0
+    while broker.background:
+        assert answer.code is None
+        job = broker.background.step()
+        step_count += 1
+        if job is not None:
+            syncs = broker.disk.steps
+            job()
+            calls.append(broker.disk.steps - syncs)
+    assert answer.code == 0 and step_count > 5 and len(calls) == 2
+    for found in (broker, broker.after_kill()):
+        assert all(own(found, name) == {"retention.ms": "5"} for name in "abcde")
+        assert all(found.topic(name).partitions[0].config.retention_ms == 5 for name in "abcde")
+
+
+def test_two_requests_that_change_settings_take_turns() -> None:
+    for broker, answer in alterations():
+        other = broker.alter("edcba", segment_ms="7")
+        broker.finish()
+        assert answer.code == other.code == 0
+        for found in (broker, broker.after_kill()):
+            assert all(own(found, name) == {"retention.ms": "5", "segment.ms": "7"} for name in "abcde")
+
+
+def test_settings_are_stored_beside_other_changes_of_topics() -> None:
+    """Neither the write of the settings nor that of the other request undoes the other one."""
+    step_count = 0
+    for broker, answer in alterations():
+        step_count += 1
+        created, deleted = broker.create("f", 1), broker.delete("c")
+        broker.finish()
+        assert created.code == deleted.code == 0 and answer.code == 0
+        codes = [row.error_code for row in answer._answers[0].responses]
+        assert codes[2] in (0, UnknownTopicOrPartition.code) and not any(codes[:2] + codes[3:])
+        for found in (broker, broker.after_kill()):
+            assert all(own(found, name) == {"retention.ms": "5"} for name in "abde")
+            assert own(found, "f") == {} and found.node.topics.get("c") is None
+    assert step_count > 5
+
+
+def test_settings_are_stored_while_other_requests_change_topics_again_and_again() -> None:
+    broker = with_topics()
+    answer = broker.alter("abcde", retention_ms="5")
+    numbers = count()
+    while answer.code is None:
+        broker.step()
+        if answer.code is None:
+            broker.node.topics.create(f"x{next(numbers)}", 1, {}, NOW_MS)
+    assert answer.code == 0 and next(numbers) < 30
+    again = broker.after_kill()
+    assert own(again, "a") == {"retention.ms": "5"} and again.node.topics.get("x0") is not None
+
+
+@pytest.mark.parametrize("failing", [("write", ".new"), ("sync", ".new"), ("rename", ".new")])
+def test_settings_that_the_disk_refuses_are_not_changed(failing: tuple[str, str]) -> None:
+    broker = with_topics()
+    broker.disk.errors[failing] = 28
+    answer = broker.alter("abcde", retention_ms="5")
+    broker.finish()
+    assert answer.code == KafkaStorageError.code
+    broker.disk.errors.clear()
+    for found in (broker, broker.after_kill()):
+        assert all(own(found, name) == {} for name in "abcde")
+    answer = broker.alter("abcde", retention_ms="6")
+    broker.finish()
+    assert answer.code == 0 and own(broker.after_kill(), "a") == {"retention.ms": "6"}
 
 
 def deletions() -> Iterator[tuple[Broker, Answer]]:

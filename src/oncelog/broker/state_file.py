@@ -10,14 +10,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from crc32c import crc32c
 
 from oncelog.errors import BrokerError, StorageError
-from oncelog.log.disk import Disk, SyncFailed, explain
+from oncelog.log.disk import Disk, SyncFailed, explain, write_synced
 
 T = TypeVar("T")
+_ASIDE = ".new"
 _CHECKSUM = re.compile(rb',\n "crc32c": "([0-9a-f]{8})"\n}\s*\Z')
 
 
@@ -66,11 +68,58 @@ def write_state(disk: Disk, name: str, content: Mapping[str, Any], *, is_private
     Raises NotDurable if the new content could not be synced. Raises another StorageError if the old content
     stays.
     """
-    body = json.dumps({"version": 1, **content}, indent=1).removesuffix("\n}").encode()
-    data = body + b',\n "crc32c": "%08x"\n}' % crc32c(body)
     try:
-        disk.replace(name, data, is_private=is_private)
+        disk.replace(name, _encode(content), is_private=is_private)
     except SyncFailed as error:
-        raise NotDurable(f"{disk.describe(name)} could not be synced: {explain(error)}") from error
+        raise not_durable(disk, name, error) from error
     except OSError as error:
-        raise StorageError(f"{disk.describe(name)} cannot be written: {explain(error)}") from error
+        raise _not_written(disk, name, error) from error
+
+
+def write_state_aside(disk: Disk, name: str, content: Mapping[str, Any]) -> None:
+    """Write and sync the file's new content under another name. `put_state` then replaces the file by it.
+
+    May run in another thread. Raises StorageError.
+    """
+    try:
+        write_synced(disk, name + _ASIDE, _encode(content))
+    except OSError as error:
+        with suppress(OSError):
+            disk.remove(name + _ASIDE)
+        raise _not_written(disk, name, error) from error
+
+
+def put_state(disk: Disk, name: str) -> None:
+    """Replace the file by the one that `write_state_aside` has written. The caller then syncs the directory.
+
+    Raises StorageError.
+    """
+    try:
+        disk.rename(name + _ASIDE, name)
+    except OSError as error:
+        raise _not_written(disk, name, error) from error
+
+
+def not_durable(disk: Disk, name: str, error: OSError) -> NotDurable:
+    """Return the error for a file whose new content could not be synced."""
+    return NotDurable(f"{disk.describe(name)} could not be synced: {explain(error)}")
+
+
+def _lines(value: Any) -> str:
+    if not isinstance(value, list) or not value:
+        return json.dumps(value)
+    return "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]"
+
+
+def _not_written(disk: Disk, name: str, error: OSError) -> StorageError:
+    return StorageError(f"{disk.describe(name)} cannot be written: {explain(error)}")
+
+
+def _encode(content: Mapping[str, Any]) -> bytes:
+    """Return the file's text, with a line for each element of a list.
+
+    `json.dumps` with an indent takes six times as long, 0.1 s for ten thousand topics.
+    """
+    fields = [f"{json.dumps(key)}: {_lines(value)}" for key, value in {"version": 1, **content}.items()]
+    body = ("{\n " + ",\n ".join(fields)).encode()
+    return body + b',\n "crc32c": "%08x"\n}' % crc32c(body)

@@ -13,7 +13,7 @@ Code is generated on first use. `compile_encoder` and `compile_decoder` also ret
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from oncelog.wire.primitives import (
@@ -30,6 +30,8 @@ from oncelog.wire.schema import FIXED, Field, Struct
 
 Encoder = Callable[[Any, Callable[[Any], None]], None]
 """(message, append): passes the parts of the encoded body to `append`."""
+StepEncoder = Callable[[Any, Callable[[Any], None]], Iterator[None]]
+"""An Encoder that is a generator and yields between its steps."""
 Decoder = Callable[[memoryview, int, int, int], tuple[Any, int]]
 """(buffer, position, end, element budget) -> (message, position after the message)."""
 
@@ -113,6 +115,14 @@ def compile_encoder(message: Struct, version: int, flexible: bool) -> tuple[Enco
     return _build(source, "def codec(m, append):")
 
 
+def compile_step_encoder(message: Struct, version: int, flexible: bool) -> StepEncoder:
+    """Return an encoder that yields after each element of an array that is a field of the message."""
+    source = _Source()
+    _EncoderMaker(source, version, flexible, in_steps=True).struct(message, "m", "append")
+    source.add("yield")  # makes a generator of the encoder of a message without arrays
+    return _build(source, "def codec(m, append):")[0]
+
+
 def compile_decoder(
     message: Struct, cls: type[Any], version: int, flexible: bool, *, bounds_strings: bool = True
 ) -> tuple[Decoder, str]:
@@ -128,10 +138,14 @@ def compile_decoder(
 
 
 class _EncoderMaker:
-    """Generates the lines of an encoder. `run`: fixed-size values that are not yet in a `pack` call."""
+    """Generates the lines of an encoder. `run`: fixed-size values that are not yet in a `pack` call.
 
-    def __init__(self, source: _Source, version: int, flexible: bool) -> None:
+    With `in_steps`, the encoder is a generator. It yields after each element of an outermost array.
+    """
+
+    def __init__(self, source: _Source, version: int, flexible: bool, *, in_steps: bool = False) -> None:
         self.source, self.version, self.flexible = source, version, flexible
+        self.in_steps = in_steps
         self.run: list[tuple[str, str]] = []
 
     def flush(self, append: str) -> None:
@@ -202,6 +216,7 @@ class _EncoderMaker:
 
     def array(self, field: Field, expression: str, nullable: bool, append: str) -> None:
         source, size, items = self.source, self.source.name("n"), self.source.name("l")
+        is_outermost = source.depth == 1
         source.add(f"{items} = {expression}")
         if nullable:
             source.add(f"if {items} is None:", f"    {items} = (); {size} = -1")
@@ -220,6 +235,8 @@ class _EncoderMaker:
         element = field._replace(is_array=False, null_from=None)
         self.value(element, item, append)
         self.flush(append)
+        if self.in_steps and is_outermost:
+            source.add("yield")
         source.depth -= 1
 
     def tags(self, fields: list[Field], var: str, append: str) -> None:

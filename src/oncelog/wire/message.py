@@ -5,11 +5,18 @@ first use.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 from oncelog.errors import MisuseError, PeerError, UnsupportedVersion
-from oncelog.wire.compiler import Decoder, Encoder, compile_decoder, compile_encoder
+from oncelog.wire.compiler import (
+    Decoder,
+    Encoder,
+    StepEncoder,
+    compile_decoder,
+    compile_encoder,
+    compile_step_encoder,
+)
 from oncelog.wire.primitives import UNBOUNDED, Buffer
 from oncelog.wire.schema import ApiTable, DataTable, Struct
 
@@ -73,6 +80,7 @@ class Message(Part):
     _ignores_rest: ClassVar[bool] = False
     """True for requests: bytes after the body are ignored, as in Kafka. `decode` explains why."""
     _encoders: ClassVar[dict[int, Encoder]]
+    _step_encoders: ClassVar[dict[int, StepEncoder]]
     _decoders: ClassVar[dict[int, Decoder]]
 
     def encode(self, version: int) -> bytes:
@@ -90,10 +98,23 @@ class Message(Part):
         encoder = self._encoders.get(version) or _encoder(type(self), version)
         try:
             encoder(self, append)
-        except (struct.error, TypeError, AttributeError, UnicodeEncodeError) as error:
-            raise MisuseError(
-                f"{type(self).__name__} cannot be written at version {version}: {error}"
-            ) from error
+        except _WRONG_VALUES as error:
+            raise self._not_written(version, error) from error
+
+    def encode_in_steps(self, version: int, append: Callable[[Any], None]) -> Iterator[None]:
+        """Do the work of `encode_into`. Yield after each element of an array that is a field of the message.
+
+        Such an array may be any iterable with a length, so its elements can be made while they are encoded.
+        """
+        encoder = self._step_encoders.get(version) or _step_encoder(type(self), version)
+        try:
+            yield from encoder(self, append)
+        except _WRONG_VALUES as error:
+            raise self._not_written(version, error) from error
+
+    @classmethod
+    def _not_written(cls, version: int, error: Exception) -> MisuseError:
+        return MisuseError(f"{cls.__name__} cannot be written at version {version}: {error}")
 
     @classmethod
     def decode(
@@ -135,6 +156,22 @@ class Message(Part):
         return PeerError(f"{cls.__name__} version {version} {what}")
 
 
+class EncodedResponse(Message):
+    """The body of a response that is already encoded, in the version of its request.
+
+    Its class for an API defines `api`. `parts`: the parts of the body.
+    """
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[Buffer]) -> None:
+        self._parts = parts
+
+    def encode_into(self, version: int, append: Callable[[Any], None]) -> None:
+        for part in self._parts:
+            append(part)
+
+
 class Data(Message):
     """The key or value of a stored record. Its bytes begin with a 16-bit version."""
 
@@ -167,6 +204,17 @@ def _check_version(api: Api, version: int, error: type[UnsupportedVersion | Peer
         raise error(
             f"{api.name} version {version} is not supported; use {api.first_version}-{api.last_version}"
         )
+
+
+_WRONG_VALUES = (struct.error, TypeError, AttributeError, UnicodeEncodeError)
+"""The errors that an encoder raises for a value that does not fit its field."""
+
+
+def _step_encoder(cls: type[Message], version: int) -> StepEncoder:
+    _check_version(cls.api, version, UnsupportedVersion)
+    encoder = compile_step_encoder(cls._struct, version, cls.api.is_flexible(version))
+    cls._step_encoders[version] = encoder
+    return encoder
 
 
 def _encoder(cls: type[Message], version: int) -> Encoder:
@@ -224,6 +272,7 @@ def make_api(table: ApiTable, module: str) -> Api:
     )  # fmt: skip
     for message in (request, response):
         message.api, message._encoders, message._decoders = api, {}, {}
+        message._step_encoders = {}
         _publish(message, message)
     request._ignores_rest = True
     return api
@@ -234,7 +283,7 @@ def make_data(table: DataTable, module: str) -> type[Data]:
     data: type[Data] = _make_part(table.struct, Data, module, "")
     versions = (table.first, table.last)
     data.api = Api(-1, table.name, *versions, *versions, table.flexible_from, data, data)
-    data._encoders, data._decoders = {}, {}
+    data._encoders, data._step_encoders, data._decoders = {}, {}, {}
     _publish(data, data)
     return data
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from oncelog.broker.request import Request
+from oncelog.broker.request import Answer, Request
 from oncelog.broker.settings.alter_configs import alter, check_has_value, check_no_duplicates
 from oncelog.broker.state import BrokerState
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.wire.messages import AlterConfigsRequest, AlterConfigsResponse
 
 KEY = 33
@@ -24,10 +25,16 @@ KEY = 33
 _Requested = AlterConfigsRequest.AlterConfigsResource
 
 
-def handle(state: BrokerState, request: Request, now_ms: int) -> AlterConfigsResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    # Finish even if the client has disconnected, so that the stored settings are applied.
+    answer: Answer = respond_in_steps(state.slots, _alter(state, request), is_cancellable=False)
+    return answer
+
+
+def _alter(state: BrokerState, request: Request) -> Work[AlterConfigsResponse]:
     message: AlterConfigsRequest = request.message
     changes = [(resource, partial(_replacement, resource)) for resource in message.resources]
-    outcomes = alter(state, request, changes, message.validate_only)
+    outcomes = yield from alter(state, request, changes, message.validate_only)
     return AlterConfigsResponse(
         responses=[
             AlterConfigsResponse.AlterConfigsResourceResponse(

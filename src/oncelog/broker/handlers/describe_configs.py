@@ -18,7 +18,9 @@ Source: KIP-133, KIP-226, KIP-569; Kafka's ConfigHelper.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import struct
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, cast
 
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.settings.alter_configs import check_group_name
@@ -36,9 +38,12 @@ from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
 from oncelog.broker.topics.topic_names import check_topic_name
 from oncelog.errors import BrokerError, InvalidRequest, UnknownTopicOrPartition
 from oncelog.rules.security.authorization import ResourceType as acl
+from oncelog.wire.message import EncodedResponse
 from oncelog.wire.messages import DescribeConfigsRequest, DescribeConfigsResponse
+from oncelog.wire.primitives import Buffer
 
 KEY = 32
+_THROTTLE_TIME = struct.Struct(">i")
 
 _Requested = DescribeConfigsRequest.DescribeConfigsResource
 
@@ -48,28 +53,75 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     return answer
 
 
-def _answer(state: BrokerState, request: Request) -> Work[DescribeConfigsResponse]:
-    message: DescribeConfigsRequest = request.message
-    results, budget = [], StepBudget(state.limits.request_step_elements)
-    for resource in _once(message.resources):
+def _answer(state: BrokerState, request: Request) -> Work[_Encoded]:
+    # Each result is encoded as soon as it is made. A topic has thirty settings with synonyms: to encode those
+    # of ten thousand topics at once would take a second. See
+    # test_settings_of_many_topics_are_described_in_steps.
+    results, budget = _Results(state, request), StepBudget(state.limits.request_step_elements)
+    response = DescribeConfigsResponse(results=cast(Any, results))
+    parts: list[Buffer] = []
+    encoded: list[Buffer] = []
+    for _ in response.encode_in_steps(request.header.api_version, parts.append):
+        if budget.spend(results.last_cost):
+            encoded.append(b"".join(parts))
+            parts.clear()
+            yield None
+    encoded.append(b"".join(parts))
+    return _Encoded(encoded)
+
+
+class _Encoded(EncodedResponse):
+    """The response. `throttle_time_ms` is its first field at each version, and set after the encoding."""
+
+    __slots__ = ("throttle_time_ms",)
+    api = DescribeConfigsResponse.api
+
+    def __init__(self, parts: Sequence[Buffer]) -> None:
+        super().__init__([memoryview(parts[0])[_THROTTLE_TIME.size :], *parts[1:]])
+        self.throttle_time_ms = 0
+
+    def encode_into(self, version: int, append: Callable[[Any], None]) -> None:
+        append(_THROTTLE_TIME.pack(self.throttle_time_ms))
+        super().encode_into(version, append)
+
+
+class _Results:
+    """The results of a request. Each is made when the iteration reaches it.
+
+    `last_cost`: the cost of the last result, in elements.
+    """
+
+    def __init__(self, state: BrokerState, request: Request) -> None:
+        self._state, self._request = state, request
+        self._message: DescribeConfigsRequest = request.message
+        self._resources = _once(self._message.resources)
+        self.last_cost = 0
+
+    def __len__(self) -> int:
+        return len(self._resources)
+
+    def __iter__(self) -> Iterator[DescribeConfigsResponse.DescribeConfigsResult]:
+        for resource in self._resources:
+            yield self._describe(resource)
+
+    def _describe(self, resource: _Requested) -> DescribeConfigsResponse.DescribeConfigsResult:
         result = DescribeConfigsResponse.DescribeConfigsResult(
             resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=None
         )
-        cost = 1
+        self.last_cost = 1
         try:
             keys = set(resource.configuration_keys or ())
-            entries = list(_entries(state, request, resource))
-            cost += len(entries)
-            result.configs = [_config(entry, message) for entry in entries if not keys or entry.name in keys]
+            entries = list(_entries(self._state, self._request, resource))
+            self.last_cost += len(entries)
+            result.configs = [
+                _config(entry, self._message) for entry in entries if not keys or entry.name in keys
+            ]
         except BrokerError as error:
             result.error_code, result.error_message = error.code, error.message
-        results.append(result)
-        if budget.spend(cost):
-            yield None
-    return DescribeConfigsResponse(results=results)
+        return result
 
 
-def _once(resources: list[_Requested]) -> Iterable[_Requested]:
+def _once(resources: list[_Requested]) -> Collection[_Requested]:
     """Return each resource once, with all its requested keys.
 
     A broker has more than a hundred settings. If a small request could name the broker thousands of times and

@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from oncelog.broker.request import Request
+from oncelog.broker.request import Answer, Request
 from oncelog.broker.settings.alter_configs import alter, check_has_value, check_no_duplicates
 from oncelog.broker.settings.config_text import ResourceType, to_text
 from oncelog.broker.settings.dynamic_config import CLUSTER
 from oncelog.broker.state import BrokerState
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.config import BROKER, TOPIC
 from oncelog.errors import InvalidConfig, InvalidRequest
 from oncelog.settings import SettingValue
@@ -39,10 +40,16 @@ _Requested = IncrementalAlterConfigsRequest.AlterConfigsResource
 _Config = IncrementalAlterConfigsRequest.AlterableConfig
 
 
-def handle(state: BrokerState, request: Request, now_ms: int) -> IncrementalAlterConfigsResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    # Finish even if the client has disconnected, so that the stored settings are applied.
+    answer: Answer = respond_in_steps(state.slots, _alter(state, request), is_cancellable=False)
+    return answer
+
+
+def _alter(state: BrokerState, request: Request) -> Work[IncrementalAlterConfigsResponse]:
     message: IncrementalAlterConfigsRequest = request.message
     changes = [(resource, partial(_apply_operations, state, resource)) for resource in message.resources]
-    outcomes = alter(state, request, changes, message.validate_only)
+    outcomes = yield from alter(state, request, changes, message.validate_only)
     return IncrementalAlterConfigsResponse(
         responses=[
             IncrementalAlterConfigsResponse.AlterConfigsResourceResponse(

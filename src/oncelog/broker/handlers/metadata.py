@@ -14,8 +14,7 @@ encode. Source: Kafka's KafkaApis.handleTopicMetadataRequest and AutoTopicCreati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from oncelog.broker.handlers.create_topics import MAX_PARTITIONS_PER_REQUEST
 from oncelog.broker.request import Answer, Request
@@ -35,6 +34,7 @@ from oncelog.errors import (
 )
 from oncelog.rules.limits.quotas import MUTATIONS
 from oncelog.rules.security.authorization import CLUSTER_NAME, Operation, ResourceType
+from oncelog.wire.message import EncodedResponse
 from oncelog.wire.messages import NO_ID, Message, MetadataRequest, MetadataResponse
 
 KEY = 3
@@ -42,17 +42,11 @@ KEY = 3
 _Topic = MetadataResponse.MetadataResponseTopic
 
 
-class _Encoded(Message):
-    """A response from the cache, already encoded in the version of the request."""
+class _Encoded(EncodedResponse):
+    """A response from the cache."""
 
-    __slots__ = ("_body",)
+    __slots__ = ()
     api = MetadataResponse.api
-
-    def __init__(self, body: bytes) -> None:
-        self._body = body
-
-    def encode_into(self, version: int, append: Callable[[Any], None]) -> None:
-        append(self._body)
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
@@ -81,7 +75,7 @@ def _handle(state: BrokerState, request: Request, now_ms: int) -> Work[Message]:
     is_for_all = request.access is FULL_ACCESS
     encoded = state.topics.large_responses.get(key) if is_for_all else None
     if encoded is not None:
-        return _Encoded(encoded)
+        return _Encoded([encoded])
     missing = [] if wants_all else (message.topics or [])
     refused = (yield from _create_missing(state, request, missing, now_ms)) if may_create else {}
     revision = state.topics.revision
@@ -100,7 +94,7 @@ def _handle(state: BrokerState, request: Request, now_ms: int) -> Work[Message]:
     ):
         body = answer.encode(version)
         state.topics.keep_response(key, body)
-        return _Encoded(body)
+        return _Encoded([body])
     return answer
 
 

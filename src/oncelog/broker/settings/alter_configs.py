@@ -11,6 +11,7 @@ from oncelog.broker.request import Request
 from oncelog.broker.settings.config_text import ResourceType
 from oncelog.broker.settings.dynamic_config import MAX_GROUP_NAME_CHARS, validate_broker_settings
 from oncelog.broker.state import BrokerState
+from oncelog.broker.stepwise import StepBudget, Work
 from oncelog.broker.topics.topic_config import check_overrides
 from oncelog.broker.topics.topic_names import check_topic_name
 from oncelog.broker.topics.topics import Topic
@@ -22,6 +23,7 @@ from oncelog.errors import (
     UnknownTopicOrPartition,
 )
 from oncelog.rules.security.authorization import ResourceType as acl
+from oncelog.rules.storage.topic_state import TopicState
 
 Change = Callable[[Mapping[str, str]], Mapping[str, str | None]]
 """(the settings that a resource itself has) -> its settings after the change.
@@ -67,12 +69,28 @@ def check_has_value(config: Config) -> None:
 
 def alter(
     state: BrokerState, request: Request, changes: Sequence[tuple[Resource, Change]], validate_only: bool
-) -> list[tuple[int, str | None]]:
-    """Change resources durably. Return an error code and message for each; (0, None) means success.
+) -> Work[list[tuple[int, str | None]]]:
+    """Change resources durably, in bounded steps. The caller must run all steps.
 
-    With `validate_only` the changes are only checked.
+    Return an error code and message for each resource; (0, None) means success. With `validate_only` the
+    changes are only checked. Requests take turns: a change of one setting is computed from all others of its
+    resource, which no other request may change until the change is stored. See
+    test_two_requests_that_change_settings_take_turns.
     """
-    plan = _Plan(state, request)
+    dynamic = state.dynamic
+    while dynamic.is_being_altered:
+        yield None
+    dynamic.is_being_altered = True
+    try:
+        return (yield from _alter(state, request, changes, validate_only))
+    finally:
+        dynamic.is_being_altered = False
+
+
+def _alter(
+    state: BrokerState, request: Request, changes: Sequence[tuple[Resource, Change]], validate_only: bool
+) -> Work[list[tuple[int, str | None]]]:
+    plan, budget = _Plan(state, request), StepBudget(state.limits.partitions_per_step)
     repeated = _named_twice(resource for resource, _ in changes)
     refusals: list[BrokerError | None] = []
     for resource, change in changes:
@@ -86,25 +104,28 @@ def alter(
             refusals.append(error)
         else:
             refusals.append(None)
-    failures = {} if validate_only else plan.store()
-    return [
-        (refusal.code, refusal.message)
-        if refusal is not None
-        else failures.get(resource.resource_type, (0, None))
-        for (resource, _), refusal in zip(changes, refusals, strict=True)
-    ]
+        if budget.spend():
+            yield None
+    failures = {} if validate_only else (yield from plan.store())
+    results = []
+    for (resource, _), refusal in zip(changes, refusals, strict=True):
+        if refusal is None and not validate_only and plan.is_deleted(resource):
+            refusal = UnknownTopicOrPartition()
+        failure = failures.get(resource.resource_type, (0, None))
+        results.append(failure if refusal is None else (refusal.code, refusal.message))
+    return results
 
 
 class _Plan:
     """The changes of one request, validated one by one and stored together.
 
     One file has the settings of all topics, and another one those of the broker and of all groups. Each file
-    is written once: one write for each resource could block the broker for minutes.
+    is written once: one write for each resource would take minutes.
     """
 
     def __init__(self, state: BrokerState, request: Request) -> None:
         self._state, self._request = state, request
-        self._topics: list[tuple[Topic, dict[str, str]]] = []
+        self._topics: dict[str, tuple[Topic, dict[str, str]]] = {}
         self._brokers: dict[str, dict[str, str]] = {}
         self._groups: dict[str, dict[str, str]] = {}
         self._new_group_count = 0
@@ -144,7 +165,7 @@ class _Plan:
         if topic is None:
             raise UnknownTopicOrPartition()
         check_internal_settings(name, overrides)
-        self._topics.append((topic, overrides))
+        self._topics[name] = topic, overrides
 
     def _add_group(self, name: str, change: Change) -> None:
         dynamic = self._state.dynamic
@@ -160,7 +181,13 @@ class _Plan:
             self._new_group_count += 1
         self._groups[name] = values
 
-    def store(self) -> dict[int, tuple[int, str | None]]:
+    def is_deleted(self, resource: Resource) -> bool:
+        """Return True if another request has deleted the topic since its change was validated."""
+        planned = self._topics.get(resource.resource_name)
+        is_topic = resource.resource_type == ResourceType.TOPIC
+        return is_topic and planned is not None and planned[0].state is not TopicState.LIVE
+
+    def store(self) -> Work[dict[int, tuple[int, str | None]]]:
         """Store and apply all changes.
 
         Return an error code and message for each resource type that failed.
@@ -169,17 +196,17 @@ class _Plan:
         failures: dict[int, tuple[int, str | None]] = {}
         try:
             if self._topics:
-                state.topics.alter(self._topics)
-        except StorageError as error:
+                yield from state.topics.alter_in_steps(list(self._topics.values()))
+        except (StorageError, KafkaStorageError) as error:
             failures[int(ResourceType.TOPIC)] = KafkaStorageError.code, str(error)
         try:
             if self._brokers or self._groups:
-                state.dynamic.store(self._brokers, self._groups)
-        except StorageError as error:
+                yield from state.dynamic.store(self._brokers, self._groups)
+            if self._brokers:
+                yield from state.topics.reconfigure()
+        except (StorageError, KafkaStorageError) as error:
             failure: tuple[int, str | None] = KafkaStorageError.code, str(error)
             return failures | {int(ResourceType.BROKER): failure, int(ResourceType.GROUP): failure}
-        if self._brokers:
-            state.topics.reconfigure()
         for name in self._groups:
             state.groups.consumers.reconfigure(name)
         return failures

@@ -8,9 +8,11 @@ Source: KIP-226; kafka DynamicBrokerConfig; GroupConfig of KIP-848.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from oncelog.broker.state_file import read_state, write_state
+from oncelog.broker.stepwise import Work
 from oncelog.broker.topics.topic_config import BROKER_DEFAULT_OF, MIN_SEGMENT_BYTES
 from oncelog.config import BROKER, GROUP
 from oncelog.errors import ConfigError, InvalidConfig, InvalidRequest, StorageError
@@ -60,6 +62,8 @@ class DynamicConfig:
         self._broker_name = str(settings["node.id"])
         self._brokers: dict[str, dict[str, str]] = {}
         self._groups: dict[str, dict[str, str]] = {}
+        self.is_being_altered = False
+        """True while a request changes settings in steps. Other such requests wait until it is False."""
         stored = read_state(disk, FILE_NAME, _parse)
         if stored is not None:
             self._brokers, self._groups = stored
@@ -104,12 +108,17 @@ class DynamicConfig:
                 "settings of a group first"
             )
 
-    def store(self, brokers: Mapping[str, dict[str, str]], groups: Mapping[str, dict[str, str]]) -> None:
-        """Replace the settings of these resources durably, with one write. The values are already validated.
+    def store(
+        self, brokers: Mapping[str, dict[str, str]], groups: Mapping[str, dict[str, str]]
+    ) -> Work[None]:
+        """Replace the settings of these resources durably, with one write in another thread.
 
-        Raises StorageError.
+        The values are already validated. Only one request at a time may do this. Raises StorageError.
         """
-        self._save(_with(self._brokers, brokers), _with(self._groups, groups))
+        changed_brokers, changed_groups = _with(self._brokers, brokers), _with(self._groups, groups)
+        content = {"brokers": changed_brokers, "groups": changed_groups}
+        yield partial(write_state, self._disk, FILE_NAME, content)
+        self._brokers, self._groups = changed_brokers, changed_groups
         if brokers:
             self._apply()
 
@@ -144,10 +153,6 @@ class DynamicConfig:
         for layer in layers:
             _parse_broker_settings(layer)
         self._settings.lay_over(layers)
-
-    def _save(self, brokers: dict[str, dict[str, str]], groups: dict[str, dict[str, str]]) -> None:
-        write_state(self._disk, FILE_NAME, {"brokers": brokers, "groups": groups})
-        self._brokers, self._groups = brokers, groups
 
 
 def _with(

@@ -15,11 +15,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from oncelog.broker.coordinators.internal_topic_config import INTERNAL_TOPICS, with_internal_settings
 from oncelog.broker.request_limits import MAX_PARTITIONS
-from oncelog.broker.state_file import NotDurable, read_state, write_state
+from oncelog.broker.state_file import (
+    NotDurable,
+    not_durable,
+    put_state,
+    read_state,
+    write_state,
+    write_state_aside,
+)
 from oncelog.broker.stepwise import Work, run_work
 from oncelog.broker.topics.topic_config import stored_overrides, topic_settings
 from oncelog.broker.topics.topic_names import TopicNames, check_topic_name
@@ -46,6 +54,9 @@ from oncelog.rules.storage.topic_state import (
 )
 from oncelog.settings import Settings, SettingValue
 from oncelog.types import TopicPartition
+
+_MAX_WRITES_ASIDE = 3
+"""Maximum number of times that a request writes new settings in another thread while others change topics."""
 
 _T = TypeVar("_T")
 Steps = Work[_T]
@@ -176,6 +187,8 @@ class Topics:
         """
         self.revision = 0
         """Incremented by every change of a topic."""
+        self._save_count = 0
+        """Incremented by every write of oncelog-topics.json."""
         self._load(now_ms)
 
     def __len__(self) -> int:
@@ -584,27 +597,58 @@ class Topics:
         return refused | _as_client_errors(failures)
 
     def alter(self, changes: Sequence[tuple[Topic, dict[str, str]]]) -> None:
-        """Replace the own settings of topics with one write of the file.
+        """Run `alter_in_steps` to its end in one step."""
+        run_work(self.alter_in_steps(changes))
 
-        The new settings are already validated. Raises StorageError; then nothing has changed.
+    def alter_in_steps(self, changes: Sequence[tuple[Topic, dict[str, str]]]) -> Steps[None]:
+        """Replace the own settings of topics in bounded steps. The file is written once, in another thread.
+
+        The new settings are already validated. A topic that is deleted meanwhile is not changed. The caller
+        must run all steps. Raises NotDurable if the directory could not be synced, and another StorageError,
+        or KafkaStorageError if the broker is stopping, if nothing has changed.
         """
-        before = [(topic, topic.overrides) for topic, _ in changes]
-        for topic, overrides in changes:
-            topic.configure(self._settings, with_internal_settings(topic.name, overrides, self._settings))
+        altered = {topic: with_internal_settings(topic.name, own, self._settings) for topic, own in changes}
+        yield from self._write_altered(altered)
+        yield from self._reconfigure(list(altered))
         try:
-            self._save()
-        except Exception:
-            for topic, overrides in before:
-                topic.configure(self._settings, overrides)
-            raise
-        for topic, _ in changes:
-            self._reconfigure_partitions(topic)
+            yield self._logs.disk.sync_directory
+        except OSError as error:
+            raise not_durable(self._logs.disk, FILE_NAME, error) from error
 
-    def reconfigure(self) -> None:
-        """Apply the broker's current settings to all live topics."""
-        for topic in self._by_name.values():
-            topic.configure(self._settings, topic.overrides)
-            self._reconfigure_partitions(topic)
+    def _write_altered(self, altered: Mapping[Topic, dict[str, str]]) -> Steps[None]:
+        """Write new settings of topics to the file, and set them. Raises StorageError, KafkaStorageError."""
+        disk = self._logs.disk
+        for _ in range(_MAX_WRITES_ASIDE):
+            save_count = self._save_count
+            yield partial(write_state_aside, disk, FILE_NAME, self._content(altered))
+            if self._logs.is_closing:
+                raise KafkaStorageError("the broker is stopping")
+            # If another request has written the file meanwhile, this content is outdated. The file is renamed
+            # in this thread, so that no change comes between the check and the rename. See
+            # test_settings_are_stored_beside_other_changes_of_topics.
+            if save_count == self._save_count:
+                put_state(disk, FILE_NAME)
+                break
+        else:
+            write_state(disk, FILE_NAME, self._content(altered))
+        self._save_count += 1
+        self._changed()
+        for topic, own in altered.items():
+            topic.overrides = own
+
+    def reconfigure(self) -> Steps[None]:
+        """Apply the broker's current settings to all live topics, in bounded steps."""
+        return self._reconfigure(list(self._by_name.values()))
+
+    def _reconfigure(self, topics: Iterable[Topic]) -> Steps[None]:
+        for count, topic in enumerate(topics, 1):
+            if self._logs.is_closing:
+                raise KafkaStorageError("the broker is stopping; its next start has the new settings")
+            if _is_served(topic):
+                topic.configure(self._settings, topic.overrides)
+                self._reconfigure_partitions(topic)
+            if count % self._logs.limits.partitions_per_step == 0:
+                yield None
 
     def _reconfigure_partitions(self, topic: Topic) -> None:
         config = self._log_config(topic)
@@ -740,6 +784,11 @@ class Topics:
         Raises NotDurable if the file was written but not synced, StorageError if it was not written.
         """
         self._changed()
+        self._save_count += 1
+        write_state(self._logs.disk, FILE_NAME, self._content({}))
+
+    def _content(self, altered: Mapping[Topic, dict[str, str]]) -> dict[str, Any]:
+        """Return the content of oncelog-topics.json. `altered` are new settings of topics."""
         topics = []
         for topic in self._entries.values():
             is_deleting, count = listed(topic.state, topic.partition_count, topic.directory_count)
@@ -748,7 +797,7 @@ class Topics:
                     "name": topic.name,
                     "topic_id": topic.topic_id.hex(),
                     "partitions": count,
-                    "settings": topic.overrides,
+                    "settings": altered.get(topic, topic.overrides),
                     "is_deleting": is_deleting,
                 }
             )
@@ -758,7 +807,7 @@ class Topics:
                 {"name": name, "topic_id": topic_id, "before": before}
                 for name, (topic_id, before) in self.offsets_to_delete.items()
             ]
-        write_state(self._logs.disk, FILE_NAME, content)
+        return content
 
 
 def _is_served(topic: Topic) -> bool:
