@@ -4,6 +4,7 @@ behaviour I27.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.broker import RawClient, batch, wait_until
+from support.broker import RawClient, batch, fetch_request, wait_until
 from support.topics import producer_of, values
 
 from oncelog import Admin, Broker, Consumer, NewTopic, TopicPartition
@@ -24,12 +25,13 @@ from oncelog.broker.topics.kafka_metadata import DIRECTORY, read_metadata
 from oncelog.broker.topics.takeover import take_over
 from oncelog.client.admin.types import ConfigResource
 from oncelog.config import BROKER
-from oncelog.errors import StorageError
+from oncelog.errors import FencedLeaderEpoch, StorageError
 from oncelog.log.manager import LogManager
 from oncelog.rules.transactions.entry import TransactionState
-from oncelog.server.disk import RealDisk
+from oncelog.server.disk import RealDisk, RealFile
 from oncelog.settings import Settings
 from oncelog.wire.batch import build_batch, iter_batches, stamp
+from oncelog.wire.messages import MetadataRequest
 from oncelog.wire.records import NewRecord, decode_records
 from oncelog.wire.stored import (
     ClientQuotaRecord,
@@ -387,6 +389,87 @@ def test_a_topic_that_kafka_put_aside_stops_the_start(plain: Path) -> None:
     append_metadata(plain, config_record("table", "retention.ms", "5"))
     text = refusal(plain)
     assert "topic ours was set aside by Apache Kafka" in text and "-stray" in text
+
+
+@pytest.mark.behaviour("I27")
+def test_partitions_that_kafka_put_aside_stop_the_start(plain: Path) -> None:
+    """This broker has added partitions to a topic of Kafka, whose metadata does not contain them."""
+    with Broker(plain, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
+        with admin_of(broker) as admin:
+            admin.create_partitions({"forever": 3})
+        assert client.produce("forever", batch(b"v"), 2).error_code == 0
+    for index in (1, 2):
+        (plain / f"forever-{index}").rename(plain / f"forever-{index}.{'ab' * 16}-stray")
+    append_metadata(plain, config_record("table", "retention.ms", "5"))
+    text = refusal(plain)
+    assert "2 partitions of topic forever were set aside by Apache Kafka" in text
+    assert "oncelog.takeover.accept=strays" in text
+    for index in (1, 2):
+        (plain / f"forever-{index}.{'ab' * 16}-stray").rename(plain / f"forever-{index}")
+    with Broker(plain, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
+        assert client.values("forever", 2) == [b"v"] and client.values("forever", 1) == []
+
+
+@pytest.mark.behaviour("I27")
+def test_partitions_that_kafka_put_aside_are_forgotten_on_request(plain: Path) -> None:
+    with Broker(plain, config=CONFIG) as broker, admin_of(broker) as admin:
+        admin.create_partitions({"forever": 2})
+    (plain / "forever-1").rename(plain / f"forever-1.{'ab' * 16}-stray")
+    append_metadata(plain, config_record("table", "retention.ms", "5"))
+    with Broker(plain, config={**CONFIG, "oncelog.takeover.accept": "strays"}) as broker:
+        assert [name for name, index in partitions_of(broker) if name == "forever"] == ["forever"]
+    with Broker(plain, config=CONFIG):  # a later start does not ask for consent again
+        pass
+
+
+def partitions_of(broker: Broker) -> list[TopicPartition]:
+    running = broker._running
+    assert running is not None
+    return [tp for tp, _ in running.node.topics.all_partitions()]
+
+
+@pytest.mark.behaviour("I27")
+def test_a_start_without_permission_leaves_the_mark_of_a_clean_stop(
+    plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first start may be that of a user without permission. The next one must still notice that
+    checkpoints were replaced, which it can only after a clean stop.
+    """
+    path = plain / "recovery-point-offset-checkpoint"
+    lines = [line for line in path.read_text().splitlines()[2:] if not line.startswith("forever ")]
+    path.write_text("".join(f"{line}\n" for line in ("0", len(lines), *lines)))
+    denied = str(plain / "bank-0" / f"{0:020}.log")
+
+    def pread(file: RealFile, size: int, position: int) -> bytes:
+        if file._path == denied:
+            raise PermissionError(errno.EACCES, "Permission denied", denied)
+        return open_pread(file, size, position)
+
+    open_pread = RealFile.pread
+    with monkeypatch.context() as patched:
+        patched.setattr(RealFile, "pread", pread)
+        assert "chown, chmod" in refusal(plain)
+    assert "recovery-point-offset-checkpoint lacks forever-0" in refusal(plain)
+
+
+@pytest.mark.behaviour("I27")
+def test_the_leader_epoch_is_above_kafkas(plain: Path) -> None:
+    """Java's clients ignore a leader with a lower epoch than they have seen. They would ask this broker with
+    Kafka's epoch, which it does not know, again and again.
+    """
+    topic = next(t for t in read_metadata(RealDisk(plain)).topics.values() if t.name == "forever")
+    for leader in (-1, 1):
+        change = PartitionChangeRecord(partition_id=0, topic_id=topic.topic_id, leader=leader)
+        append_metadata(plain, b"\x01\x05\x01" + change.encode(1))
+    kafkas = topic.partitions[0].leader_epoch + 2
+    for _ in range(2):
+        with Broker(plain, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
+            asked = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name="forever")])
+            assert client.ask(asked, 12).topics[0].partitions[0].leader_epoch == kafkas + 1
+            fetch = fetch_request([("forever", 0, 0)])
+            fetch.topics[0].partitions[0].current_leader_epoch = kafkas
+            code = client.ask(fetch, 12).responses[0].partitions[0].error_code
+            assert code == FencedLeaderEpoch.code
 
 
 def test_a_metadata_snapshot_of_kafka_replaces_the_records_before_it(plain: Path) -> None:

@@ -229,11 +229,17 @@ class LogManager:
         return self.was_clean and tp not in self._recovery_points
 
     def open_partition(
-        self, topic_partition: TopicPartition, config: LogConfig, topic_id: bytes, now_ms: int
+        self,
+        topic_partition: TopicPartition,
+        config: LogConfig,
+        topic_id: bytes,
+        now_ms: int,
+        leader_epoch: int = 0,
     ) -> Partition:
         """Open a partition and recover it if necessary, or create it. `now_ms` is the wall clock in ms.
 
-        Raises MisuseError if the partition is open already, and StorageError if it cannot be opened.
+        The partition's leader epoch is at least `leader_epoch`. Raises MisuseError if the partition is open
+        already, and StorageError if it cannot be opened.
         """
         if topic_partition in self.partitions:
             raise MisuseError(f"{topic_partition} is open already")
@@ -255,6 +261,7 @@ class LogManager:
             indexed_from=self._index_starts.get(topic_partition),
             contents=contents,
             checks_all=self._last_stop.lost_contents,
+            leader_epoch=leader_epoch,
             background=self.background,
         )
         if self._index_starts.get(topic_partition) != partition.indexed_from:

@@ -225,13 +225,15 @@ def recover_node(
         node = BrokerState(manager, settings, new_uuid=new_uuid, now_ms=now_ms, on_append=on_append)
         node.clock_lead_ms = clock.lead_ms
         return node
-    except OSError as error:
-        manager.release()
-        raise StorageError(f"{manager.directory} cannot be opened: {explain(error)}") from error
-    except BaseException:
+    except BaseException as error:
+        # Also after an OSError, such as a missing permission. Without the mark of a clean stop, the next
+        # start would not notice that files were lost or replaced. See
+        # test_a_start_without_permission_leaves_the_mark_of_a_clean_stop.
         with suppress(OSError):
             manager.give_back()
         manager.release()
+        if isinstance(error, OSError):
+            raise StorageError(f"{manager.directory} cannot be opened: {explain(error)}") from error
         raise
 
 

@@ -38,6 +38,8 @@ TOPIC, BROKER, GROUP = 2, 4, 32
 """Resource types of settings. Source: kafka ConfigResource."""
 
 _FRAME_VERSION = 1
+_NO_LEADER_CHANGE = -2
+"""The leader in a PartitionChangeRecord that changes none. Source: kafka LeaderConstants."""
 _BEGIN_TRANSACTION, _END_TRANSACTION, _ABORT_TRANSACTION = 23, 24, 25
 _RECORDS: dict[int, type[Data]] = {
     2: TopicRecord,
@@ -68,6 +70,7 @@ class KafkaPartition:
 
     replicas: list[int]
     isr: list[int]
+    leader_epoch: int
     directories: list[bytes]
     eligible: list[int]
     last_eligible: list[int]
@@ -85,6 +88,11 @@ class KafkaTopic:
     name: str
     topic_id: bytes
     partitions: dict[int, KafkaPartition] = field(default_factory=dict)
+
+    @property
+    def leader_epoch(self) -> int:
+        """The highest leader epoch of the topic's partitions."""
+        return max((partition.leader_epoch for partition in self.partitions.values()), default=-1)
 
 
 @dataclass(slots=True)
@@ -167,6 +175,7 @@ class KafkaMetadata:
             topic.partitions[record.partition_id] = KafkaPartition(
                 record.replicas,
                 record.isr,
+                record.leader_epoch,
                 directories,
                 record.eligible_leader_replicas or [],
                 record.last_known_elr or [],
@@ -179,6 +188,8 @@ class KafkaMetadata:
             return
         if record.isr is not None:
             partition.isr = record.isr
+        if record.leader != _NO_LEADER_CHANGE:
+            partition.leader_epoch += 1  # as in Kafka's PartitionRegistration.merge
         if record.eligible_leader_replicas is not None:
             partition.eligible = record.eligible_leader_replicas
         if record.last_known_elr is not None:

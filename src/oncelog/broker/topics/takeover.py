@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -68,7 +68,7 @@ _WITHOUT_MEANING = {
     "local.retention.bytes", "remote.log.copy.disable", "remote.log.delete.on.disable",
 }  # fmt: skip
 """Kafka's topic settings that have no effect on a single broker. They are not adopted."""
-_STRAY = re.compile(r"(?P<topic>.+)-\d+\.[0-9a-f]{32}-stray")
+_STRAY = re.compile(r"(?P<topic>.+)-(?P<partition>\d+)\.[0-9a-f]{32}-stray")
 _UNASSIGNED = (1).to_bytes(16, "big")
 """Directory id of a replica that has no directory yet.
 
@@ -197,7 +197,16 @@ def _plan_topics(
             # An older version of this broker has adopted the directory before, and clients may have changed
             # the topic's settings since. So the existing settings override Kafka's.
             own |= existing.settings
-        plan.topics[topic.name] = TopicEntry(topic.topic_id, len(topic.partitions), own, is_deleting=False)
+        count, leader_epoch = len(topic.partitions), topic.leader_epoch + 1
+        if existing is not None and existing.topic_id == topic.topic_id:
+            # This broker has added partitions that Kafka does not know. `_plan_gone` reports those that Kafka
+            # has set aside.
+            while count < existing.partition_count and TopicPartition(topic.name, count) in here:
+                count += 1
+            leader_epoch = max(leader_epoch, existing.leader_epoch)
+        plan.topics[topic.name] = TopicEntry(
+            topic.topic_id, count, own, is_deleting=False, leader_epoch=leader_epoch
+        )
     if unlisted:
         # Kafka had several log.dirs, and the checkpoint files of one of them have replaced those of another.
         plan.add_problem(
@@ -263,12 +272,15 @@ def _plan_gone(
 ) -> None:
     """Remove from the plan those topics of this broker that Kafka has deleted.
 
-    Add a problem for each of this broker's topics that Kafka has set aside as a stray.
+    Add a problem for each of this broker's topics that Kafka has set aside as a stray, and for each topic of
+    which Kafka has set aside partitions.
     """
     names = {topic.name: topic.topic_id for topic in metadata.topics.values()}
     here = {tp.topic for tp in logs.partition_directories()}
     strays = [name for name in logs.disk.list() if _STRAY.fullmatch(name)]
     for name, entry in before.items():
+        if names.get(name) == entry.topic_id:
+            _plan_partitions_aside(plan, name, entry, strays)
         if name == METADATA_LOG or names.get(name) == entry.topic_id or (name in here and name not in names):
             continue
         stray = next((directory for directory in strays if _is_stray_of(directory, name)), None)
@@ -284,14 +296,28 @@ def _plan_gone(
             plan.notes.append(f"topic {name} is missing: Apache Kafka deleted it or set it aside")
 
 
-def _is_stray_of(directory: str, name: str) -> bool:
-    """Return True if the directory is a stray of the topic.
+def _plan_partitions_aside(plan: TakeoverPlan, name: str, before: TopicEntry, strays: Iterable[str]) -> None:
+    """Add a problem if Kafka has set aside partitions that this broker had added to one of Kafka's topics."""
+    added = range(plan.topics[name].partition_count, before.partition_count)
+    aside = [directory for directory in strays if _is_stray_of(directory, name, added)]
+    if aside:
+        plan.add_problem(
+            "strays",
+            f"{len(aside)} partitions of topic {name} were set aside by Apache Kafka, because its metadata "
+            f"does not contain them: to keep them, rename {aside[0]} (and the others) back to {name}-N",
+        )
+
+
+def _is_stray_of(directory: str, name: str, partitions: Container[int] | None = None) -> bool:
+    """Return True if the directory is a stray of the topic, and of one of `partitions` unless that is None.
 
     Kafka renames a directory to `...-stray` if the cluster's metadata does not assign the partition to the
     node. Kafka truncates names that are too long.
     """
     match = _STRAY.fullmatch(directory)
     assert match is not None
+    if partitions is not None and int(match["partition"]) not in partitions:
+        return False
     start: str = match["topic"]
     return start == name or (len(directory) == 255 and name.startswith(start))
 

@@ -84,6 +84,8 @@ class Topic:
     flush_ms: int = INT64_MAX
     allows_direct_produce: bool = False
     state: TopicState = TopicState.ABSENT
+    leader_epoch: int = 0
+    """The lowest leader epoch of the partitions. See TopicEntry."""
     partition_count: int = 0
     """The number of partitions, including those that are being created."""
     directory_count: int = 0
@@ -669,11 +671,11 @@ class Topics:
         topic.directory_count = max(topic.directory_count, index + 1)
         tp, topic_id, config = TopicPartition(topic.name, index), topic.topic_id, self._log_config(topic)
         try:
-            return self._logs.open_partition(tp, config, topic_id, now_ms)
+            return self._logs.open_partition(tp, config, topic_id, now_ms, topic.leader_epoch)
         except StorageError:
             if not self._logs.remove_leftover(tp, topic_id):
                 raise
-            return self._logs.open_partition(tp, config, topic_id, now_ms)
+            return self._logs.open_partition(tp, config, topic_id, now_ms, topic.leader_epoch)
 
     def _take_back(self, failed: Sequence[tuple[Topic, int]]) -> Steps[None]:
         """Undo failed attempts to add partitions: restore the old counts, and remove the new directories.
@@ -744,6 +746,7 @@ class Topics:
         for name, entry in parse_topics(content).items():
             topic = self._new_topic(name, entry.topic_id, stored_overrides(entry.settings))
             topic.partition_count, topic.state = entry.partition_count, state_at_start(entry.is_deleting)
+            topic.leader_epoch = entry.leader_epoch
             topics[name] = topic
         return topics, deletions
 
@@ -799,6 +802,7 @@ class Topics:
                     "partitions": count,
                     "settings": altered.get(topic, topic.overrides),
                     "is_deleting": is_deleting,
+                    "leader_epoch": topic.leader_epoch,
                 }
             )
         content: dict[str, Any] = {"topics": topics}

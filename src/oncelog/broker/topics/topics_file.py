@@ -18,6 +18,13 @@ class TopicEntry(NamedTuple):
     partition_count: int
     settings: dict[str, str]
     is_deleting: bool
+    leader_epoch: int = 0
+    """The lowest leader epoch that the partitions may have: one above those in Apache Kafka's metadata, if
+    the topic was taken over.
+
+    With a lower epoch than its partitions had, clients that have used them wait for good. See
+    test_the_leader_epoch_is_above_kafkas.
+    """
 
 
 def read_topics(disk: Disk) -> dict[str, TopicEntry]:
@@ -35,7 +42,11 @@ def parse_topics(content: dict[str, Any]) -> dict[str, TopicEntry]:
     """
     return {
         entry["name"]: TopicEntry(
-            bytes.fromhex(entry["topic_id"]), entry["partitions"], entry["settings"], entry["is_deleting"]
+            bytes.fromhex(entry["topic_id"]),
+            entry["partitions"],
+            entry["settings"],
+            entry["is_deleting"],
+            entry.get("leader_epoch", 0),
         )
         for entry in content["topics"]
     }
@@ -50,6 +61,7 @@ def write_topics(disk: Disk, topics: Mapping[str, TopicEntry]) -> None:
             "partitions": entry.partition_count,
             "settings": entry.settings,
             "is_deleting": entry.is_deleting,
+            "leader_epoch": entry.leader_epoch,
         }
         for name, entry in topics.items()
     ]
