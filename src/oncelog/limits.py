@@ -95,6 +95,10 @@ class Limits:
 
     An assignment costs its members plus its partitions. The cost decreases by 20 per ms.
     """
+    max_immediate_assignment_cost: int = 2_000
+    """Highest cost of a consumer group's assignment that is computed in the heartbeat that needs it. A larger
+    one is computed in another thread.
+    """
     max_catalogued_topics: int = 100_000
     """Maximum number of topics in the cached subscriptions of all consumer groups together."""
     step_member_responses: int = 200

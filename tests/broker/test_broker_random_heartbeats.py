@@ -206,3 +206,36 @@ def run_all(seeds: Iterable[int]) -> None:
             run(seed)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error!r}") from error
+
+
+def test_a_large_assignment_is_computed_in_another_thread() -> None:
+    """An assignment that the group has outgrown meanwhile is dropped."""
+    place = GroupNode()
+    place.limits = replace(place.limits, max_immediate_assignment_cost=3)
+    place.restart()
+    place.ask(create("t", 3), 5)
+    background, epochs = place.node.log_manager.background, {}
+    background.on_added = lambda: None
+
+    def beat(name: str) -> Any:
+        (answer,) = place.ask(heartbeat("g", name, epochs.get(name, 0)), 1)
+        epochs[name] = answer.member_epoch
+        return answer.assignment
+
+    assert beat("a").topic_partitions == [] and epochs["a"] > 0
+    call = background.step()
+    assert call is not None
+    beat("b")
+    call()
+    background.step()
+    assert not background
+    group = place.node.groups.consumers.get("g")
+    assert group is not None and group.epoch > group.assignment_epoch
+    place.pass_time(1_000)
+    assert beat("a") is None
+    call = background.step()
+    assert call is not None
+    call()
+    background.step()
+    rows = [row for name in "ab" for row in beat(name).topic_partitions]
+    assert sorted(index for row in rows for index in row.partitions) == [0, 1, 2]

@@ -68,6 +68,7 @@ _SMALL_LIMITS: dict[str, tuple[int, ...]] = {
     "max_tombstones_per_batch": (1, 2),
     "expire_step_entries": (1, 2),
     "assignment_burst_cost": (1, 20),
+    "max_immediate_assignment_cost": (1, 5),
     "max_catalogued_topics": (1, 2),
     "request_step_elements": (1, 2),
     "partitions_per_step": (1,),

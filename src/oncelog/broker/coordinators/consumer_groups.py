@@ -7,7 +7,8 @@ Source: KIP-848; kafka GroupMetadataManager.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 
 from oncelog.broker.coordinators.consumer_group_log import (
     encode_record,
@@ -22,8 +23,14 @@ from oncelog.broker.topics.topics import Topics
 from oncelog.config import ASSIGNOR_NAMES
 from oncelog.errors import BrokerError, GroupIdNotFound, UnknownMemberId
 from oncelog.limits import Limits
-from oncelog.log.background import BackgroundQueue
-from oncelog.rules.groups.consumer import ConsumerGroup, Heartbeat, HeartbeatResult, TopicInfo
+from oncelog.log.background import BackgroundQueue, BackgroundTask, Kind
+from oncelog.rules.groups.consumer import (
+    ConsumerGroup,
+    Heartbeat,
+    HeartbeatResult,
+    TopicIdPartition,
+    TopicInfo,
+)
 from oncelog.rules.groups.deadlines import Deadlines
 from oncelog.settings import Settings
 
@@ -44,11 +51,15 @@ class ConsumerGroups:
         dynamic: DynamicConfig,
         background: BackgroundQueue,
         limits: Limits,
+        is_closing: Callable[[], bool],
     ) -> None:
         self._topic, self._settings, self._topics = topic, settings, topics
         self._dynamic, self._limits = dynamic, limits
+        self._background, self._is_closing = background, is_closing
         self._groups: dict[str, ConsumerGroup] = {}
         self._deadlines = Deadlines()
+        self._assigning: set[str] = set()
+        """The ids of the groups whose target is being computed in the background."""
         self.patterns = TopicPatterns(background, limits.pattern_step_cost)
         self._max_patterns = 100
         self._resolved: dict[tuple[frozenset[str], frozenset[str]], Mapping[str, TopicInfo]] = {}
@@ -118,6 +129,7 @@ class ConsumerGroups:
             max_subscription_bytes=SUBSCRIPTION_RECORDS * settings["message.max.bytes"],
             assignor=self.assignors[0],
             assignment_burst=self._limits.assignment_burst_cost,
+            max_immediate_cost=self._limits.max_immediate_assignment_cost,
         )
 
     def _session_ms(self, group_id: str) -> int:
@@ -190,7 +202,34 @@ class ConsumerGroups:
             draft.unsaved.clear()
         self._groups[draft.group_id] = draft
         self._schedule(draft.group_id, draft.next_deadline_ms())
+        if draft.is_assigning and draft.group_id not in self._assigning:
+            self._assigning.add(draft.group_id)
+            self._background.add(self._assign(draft.group_id, now_ms), Kind.REQUEST_WITH_CALLS)
         return written
+
+    def _assign(self, group_id: str, now_ms: int) -> BackgroundTask:
+        """Compute a group's target in another thread, and store it unless the group has changed meanwhile.
+
+        Otherwise, or if the target cannot be stored, the next heartbeat begins again.
+        """
+        targets: dict[str, frozenset[TopicIdPartition]] = {}
+        try:
+            group = self._groups.get(group_id)
+            if group is None:
+                return
+            plan = group.plan_targets(self._resolve_topics)
+            yield lambda: targets.update(plan.compute())
+            group = self._groups.get(group_id)
+            if group is not None and group.is_current(plan) and not self._is_closing():
+                draft = group.draft()
+                draft.is_assigning = False
+                draft.set_targets(plan.epoch, targets)
+                with suppress(BrokerError):
+                    self._replace(draft, now_ms)
+        finally:
+            self._assigning.discard(group_id)
+            if group_id in self._groups:
+                self._groups[group_id].is_assigning = False
 
     def _schedule(self, group_id: str, due_ms: int | None) -> None:
         if due_ms is not None:

@@ -77,7 +77,7 @@ class GroupCoordinator:
         self.topic, self._settings, self._topics = topic, settings, topics
         self._flush_queue, self._limits, self._is_closing = flush_queue, limits, is_closing
         self.offsets = Offsets(topic, settings, limits)
-        self.consumers = ConsumerGroups(topic, settings, topics, dynamic, background, limits)
+        self.consumers = ConsumerGroups(topic, settings, topics, dynamic, background, limits, is_closing)
         self._groups: dict[str, ClassicGroup] = {}
         self._offsets_left: set[str] = set()
         """Deleted topics whose offsets could not be deleted from the log. The next start tries again."""

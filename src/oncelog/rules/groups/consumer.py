@@ -323,6 +323,41 @@ class RecordKey(NamedTuple):
 EPOCH, MEMBER, TARGET_EPOCH, TARGET, CURRENT = 3, 5, 6, 7, 8
 
 
+class TargetPlan(NamedTuple):
+    """The input from which the target assignment of an epoch is computed. It does not change afterwards.
+
+    `members` has for each member its id, its instance id, the topics that it subscribes to, and its target
+    of the last epoch.
+    """
+
+    epoch: int
+    topics: Mapping[str, TopicInfo]
+    assignor: str
+    members: Sequence[tuple[str, str | None, frozenset[str], frozenset[TopicIdPartition]]]
+
+    def compute(self) -> dict[str, frozenset[TopicIdPartition]]:
+        """Return the target of each member. May run in another thread."""
+        names = {info.topic_id: name for name, info in self.topics.items()}
+        subscribers = [
+            Subscriber(
+                member_id,
+                instance_id,
+                subscribed,
+                tuple(
+                    TopicPartition(names[topic_id], partition)
+                    for topic_id, partition in sorted(target)
+                    if topic_id in names
+                ),
+            )
+            for member_id, instance_id, subscribed, target in self.members
+        ]
+        counts = {name: info.partition_count for name, info in self.topics.items()}
+        return {
+            member_id: frozenset((self.topics[tp.topic].topic_id, tp.partition) for tp in share)
+            for member_id, share in SERVER_ASSIGNORS[self.assignor](subscribers, counts).items()
+        }
+
+
 class ConsumerGroup:
     """One group of the consumer protocol. Times are milliseconds since the epoch."""
 
@@ -335,6 +370,7 @@ class ConsumerGroup:
         max_subscription_bytes: int = 2**31,
         assignor: str = "uniform",
         assignment_burst: int = DEFAULT_LIMITS.assignment_burst_cost,
+        max_immediate_cost: int = DEFAULT_LIMITS.max_immediate_assignment_cost,
     ) -> None:
         self.group_id = group_id
         self.epoch, self.assignment_epoch = FIRST_EPOCH, 0
@@ -352,7 +388,11 @@ class ConsumerGroup:
             assignor,
         )
         self._max_subscription_bytes = max_subscription_bytes
-        self._assignment_burst = assignment_burst
+        self._assignment_burst, self._max_immediate_cost = assignment_burst, max_immediate_cost
+        self.is_assigning = False
+        """True while the coordinator computes a target in the background, because its cost is too high for a
+        heartbeat.
+        """
         self._assignment_cost, self._assignment_cost_ms = 0, 0
         """The cost of recent targets, which decreases with time, and the time in ms of its last update."""
         self._session_deadlines_ms: dict[str, int] = {}
@@ -609,11 +649,18 @@ class ConsumerGroup:
         self._topics = topics
         # Limit the cost: if a thousand members join in a row, each join would otherwise compute a target for
         # all members. See test_many_joins_share_few_assignments.
-        if self.epoch > self.assignment_epoch and self._can_compute_targets(now_ms):
-            self._compute_targets(topics, resolve_topics)
-            self._assignment_cost += len(self.members) + sum(
-                topic.partition_count for topic in topics.values()
-            )
+        if self.epoch == self.assignment_epoch or self.is_assigning or not self._can_compute_targets(now_ms):
+            return
+        cost = len(self.members) + sum(topic.partition_count for topic in topics.values())
+        self._assignment_cost += cost
+        if cost <= self._max_immediate_cost:
+            self.set_targets(self.epoch, self.plan_targets(resolve_topics).compute())
+            return
+        if self.assignment_epoch == 0:
+            # A member that joins must get an epoch above 0 at once, so the first target is empty.
+            self.set_targets(self.epoch, {})
+            self._raise_epoch()
+        self.is_assigning = True
 
     def _can_compute_targets(self, now_ms: int) -> bool:
         passed_ms = max(now_ms - self._assignment_cost_ms, 0)
@@ -635,28 +682,33 @@ class ConsumerGroup:
         self.epoch += 1
         self.unsaved[RecordKey(EPOCH)] = None
 
-    def _compute_targets(self, topics: Mapping[str, TopicInfo], resolve_topics: TopicResolver) -> None:
-        names = {info.topic_id: name for name, info in topics.items()}
+    def plan_targets(self, resolve_topics: TopicResolver) -> TargetPlan:
+        """Return the input for the target of the current epoch."""
         subscribed: dict[Subscription, frozenset[str]] = {}
         for member in self.members.values():
             if _subscription(member) not in subscribed:
                 subscribed[_subscription(member)] = frozenset(_subscribed(member, resolve_topics))
-        subscribers = [
-            Subscriber(
+        members = [
+            (
                 member.member_id,
                 member.instance_id,
                 subscribed[_subscription(member)],
-                tuple(
-                    TopicPartition(names[topic_id], partition)
-                    for topic_id, partition in sorted(self.targets.get(member.member_id, ()))
-                    if topic_id in names
-                ),
+                self.targets.get(member.member_id, NO_PARTITIONS),
             )
             for member in self.members.values()
         ]
-        counts = {name: info.partition_count for name, info in topics.items()}
-        for member_id, share in SERVER_ASSIGNORS[self.assignor](subscribers, counts).items():
-            target = frozenset((topics[tp.topic].topic_id, tp.partition) for tp in share)
+        return TargetPlan(self.epoch, self._topics or {}, self.assignor, members)
+
+    def is_current(self, plan: TargetPlan) -> bool:
+        """Return True if the group still needs the target of a plan: neither its members nor its topics have
+        changed since.
+        """
+        member_ids = {member_id for member_id, *_ in plan.members}
+        return plan.epoch == self.epoch and member_ids == self.members.keys() and plan.topics == self._topics
+
+    def set_targets(self, epoch: int, targets: Mapping[str, frozenset[TopicIdPartition]]) -> None:
+        """Set the target assignment of an epoch."""
+        for member_id, target in targets.items():
             if self.targets.get(member_id) != target:
                 self.targets[member_id] = target
                 self.unsaved[RecordKey(TARGET, member_id)] = None
@@ -664,7 +716,7 @@ class ConsumerGroup:
             # Store the epoch: this is the group's first target. If its first members have no topics,
             # `_raise_epoch` was never called, so nothing has stored FIRST_EPOCH yet.
             self.unsaved[RecordKey(EPOCH)] = None
-        self.assignment_epoch = self.epoch
+        self.assignment_epoch = epoch
         self.unsaved[RecordKey(TARGET_EPOCH)] = None
 
     def _held_by_others(self, member: ConsumerMember, target: Set[TopicIdPartition]) -> set[TopicIdPartition]:
