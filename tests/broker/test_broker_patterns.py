@@ -21,7 +21,15 @@ from oncelog.config import BROKER
 from oncelog.errors import InvalidRegularExpression
 from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.log.background import BackgroundQueue
-from oncelog.rules.groups.consumer import CURRENT, EPOCH, MEMBER, ConsumerGroup, Heartbeat, RecordKey
+from oncelog.rules.groups.consumer import (
+    CURRENT,
+    EPOCH,
+    MEMBER,
+    ConsumerGroup,
+    ConsumerMember,
+    Heartbeat,
+    RecordKey,
+)
 from oncelog.runtime.clock import Clock
 from oncelog.server.embedded import Broker, open_node, recover_node
 from oncelog.wire.messages import (
@@ -30,6 +38,7 @@ from oncelog.wire.messages import (
     ListTransactionsRequest,
     MetadataRequest,
 )
+from oncelog.wire.stored import ConsumerGroupMemberMetadataValue
 
 HOSTILE = ["(a+)+c", "(?:a|a){22}!", "(?:.|.){22}!", "(a*)*b"]
 REFUSED = [
@@ -247,3 +256,12 @@ def test_ids_that_may_not_be_described_are_not_matched(tmp_path: Path, matched: 
     with Broker(tmp_path, config=acls) as broker, RawClient(broker.bootstrap_servers) as client:
         assert client.ask(by_pattern("s.*"), 2).transaction_states == []
     assert matched == []
+
+
+def test_a_member_without_a_pattern_is_stored_as_by_kafka() -> None:
+    """Kafka 3.9 reads the directory again, and fails with null when a static member joins again."""
+    group = ConsumerGroup("g", session_timeout_ms=45_000)
+    group.members["m"] = ConsumerMember("m", topics=frozenset({"t"}))
+    _, value = encode_record(group, RecordKey(MEMBER, "m"))
+    assert value is not None
+    assert ConsumerGroupMemberMetadataValue.from_bytes(value).subscribed_topic_regex == ""

@@ -98,7 +98,9 @@ def _member(member: ConsumerMember) -> bytes:
         client_id=member.client_id,
         client_host=member.client_host,
         subscribed_topic_names=sorted(member.topics),
-        subscribed_topic_regex=member.regex,
+        # As Kafka, write an empty string for none. With null, Kafka 3.9 fails when the member joins again.
+        # See test_a_member_without_a_pattern_is_stored_as_by_kafka.
+        subscribed_topic_regex=member.regex or "",
         rebalance_timeout_ms=member.rebalance_timeout_ms,
         server_assignor=member.server_assignor,
     ).to_bytes(_VALUE_VERSION)
