@@ -18,6 +18,7 @@ import pytest
 from oncelog_simulator.limits import draw_limits
 from support.groups.node import GroupNode, create, heartbeat
 
+from oncelog.errors import MessageTooLarge
 from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, DeleteTopicsRequest
 
 TOPICS = ("t0", "t1", "t22", "u0", "u1")
@@ -239,3 +240,14 @@ def test_a_large_assignment_is_computed_in_another_thread() -> None:
     background.step()
     rows = [row for name in "ab" for row in beat(name).topic_partitions]
     assert sorted(index for row in rows for index in row.partitions) == [0, 1, 2]
+
+
+def test_a_client_gets_the_error_of_a_large_assignment_that_cannot_be_stored() -> None:
+    place = GroupNode(message_max_bytes=400)
+    place.limits = replace(place.limits, max_immediate_assignment_cost=3)
+    place.restart()
+    place.ask(create("t", 200), 5)
+    (joined,) = place.ask(heartbeat("g", "a"), 1)
+    assert joined.error_code == 0
+    (answer,) = place.ask(heartbeat("g", "a", joined.member_epoch), 1)
+    assert answer.error_code == MessageTooLarge.code

@@ -8,7 +8,6 @@ Source: KIP-848; kafka GroupMetadataManager.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 
 from oncelog.broker.coordinators.consumer_group_log import (
     encode_record,
@@ -210,7 +209,8 @@ class ConsumerGroups:
     def _assign(self, group_id: str, now_ms: int) -> BackgroundTask:
         """Compute a group's target in another thread, and store it unless the group has changed meanwhile.
 
-        Otherwise, or if the target cannot be stored, the next heartbeat begins again.
+        Otherwise the next heartbeat begins again. If the target cannot be stored, that heartbeat computes it,
+        so its client gets the error.
         """
         targets: dict[str, frozenset[TopicIdPartition]] = {}
         try:
@@ -224,8 +224,10 @@ class ConsumerGroups:
                 draft = group.draft()
                 draft.is_assigning = False
                 draft.set_targets(plan.epoch, targets)
-                with suppress(BrokerError):
+                try:
                     self._replace(draft, now_ms)
+                except BrokerError:
+                    group.must_assign_at_once = True
         finally:
             self._assigning.discard(group_id)
             if group_id in self._groups:

@@ -393,6 +393,10 @@ class ConsumerGroup:
         """True while the coordinator computes a target in the background, because its cost is too high for a
         heartbeat.
         """
+        self.must_assign_at_once = False
+        """True if such a target could not be stored. The next heartbeat computes it, so its client gets the
+        error.
+        """
         self._assignment_cost, self._assignment_cost_ms = 0, 0
         """The cost of recent targets, which decreases with time, and the time in ms of its last update."""
         self._session_deadlines_ms: dict[str, int] = {}
@@ -653,7 +657,7 @@ class ConsumerGroup:
             return
         cost = len(self.members) + sum(topic.partition_count for topic in topics.values())
         self._assignment_cost += cost
-        if cost <= self._max_immediate_cost:
+        if cost <= self._max_immediate_cost or self.must_assign_at_once:
             self.set_targets(self.epoch, self.plan_targets(resolve_topics).compute())
             return
         if self.assignment_epoch == 0:
@@ -708,6 +712,7 @@ class ConsumerGroup:
 
     def set_targets(self, epoch: int, targets: Mapping[str, frozenset[TopicIdPartition]]) -> None:
         """Set the target assignment of an epoch."""
+        self.must_assign_at_once = False
         for member_id, target in targets.items():
             if self.targets.get(member_id) != target:
                 self.targets[member_id] = target
