@@ -418,8 +418,24 @@ def test_partitions_that_kafka_put_aside_are_forgotten_on_request(plain: Path) -
     append_metadata(plain, config_record("table", "retention.ms", "5"))
     with Broker(plain, config={**CONFIG, "oncelog.takeover.accept": "strays"}) as broker:
         assert [name for name, index in partitions_of(broker) if name == "forever"] == ["forever"]
-    with Broker(plain, config=CONFIG):  # a later start does not ask for consent again
-        pass
+    # Later starts do not ask for consent again.
+    append_metadata(plain, config_record("table", "retention.ms", "6"))
+    for _ in range(2):
+        with Broker(plain, config=CONFIG):
+            pass
+
+
+@pytest.mark.behaviour("I27")
+def test_partitions_that_kafka_put_aside_and_made_again_stop_the_start(plain: Path) -> None:
+    with Broker(plain, config=CONFIG) as broker, admin_of(broker) as admin:
+        admin.create_partitions({"forever": 2})
+    (plain / "forever-1").rename(plain / f"forever-1.{'ab' * 16}-stray")
+    topic = next(t for t in read_metadata(RealDisk(plain)).topics.values() if t.name == "forever")
+    partition = PartitionRecord(
+        partition_id=1, topic_id=topic.topic_id, replicas=[1], isr=[1], leader=1, directories=[UNASSIGNED]
+    )
+    append_metadata(plain, b"\x01\x03\x01" + partition.encode(1))
+    assert "1 partitions of topic forever were set aside by Apache Kafka" in refusal(plain)
 
 
 def partitions_of(broker: Broker) -> list[TopicPartition]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -117,6 +117,7 @@ def take_over(logs: LogManager, settings: Settings) -> list[str]:
     if metadata is not None:
         _plan_topics(plan, metadata, logs, settings, is_first=state is None)
         _plan_gone(plan, metadata, logs, before, set() if state is None else set(state["topic_ids"]))
+        _plan_partitions_aside(plan, metadata, logs, before, set() if state is None else set(state["strays"]))
         _plan_broker_settings(plan, metadata, settings)
     _plan_unnamed(plan, logs)
     _plan_formats(plan, logs, set(before) if metadata is None else set())
@@ -137,8 +138,13 @@ def take_over(logs: LogManager, settings: Settings) -> list[str]:
         write_next_id(disk, metadata.next_producer_id)
     security.store()
     logs.forget_index_starts()
-    topic_ids = [encode_uuid(topic_id) for topic_id in metadata.topics]
-    write_state(disk, FILE_NAME, {"files": files, "topic_ids": topic_ids, "taken": security.found})
+    content = {
+        "files": files,
+        "topic_ids": [encode_uuid(topic_id) for topic_id in metadata.topics],
+        "taken": security.found,
+        "strays": [name for name in disk.list() if _STRAY.fullmatch(name)],
+    }
+    write_state(disk, FILE_NAME, content)
     plan.notes.append(f"took over {len(metadata.topics)} topics with their settings from {DIRECTORY}")
     return plan.notes + accepted_notes
 
@@ -153,7 +159,8 @@ def _problem_text(path: str, refused: list[tuple[str, str]]) -> str:
 
 
 def _parse(content: dict[str, Any]) -> dict[str, Any]:
-    return {**{key: content[key] for key in ("files", "topic_ids")}, "taken": content.get("taken", {})}
+    required = {key: content[key] for key in ("files", "topic_ids")}
+    return {**required, "taken": content.get("taken", {}), "strays": content.get("strays", [])}
 
 
 def _metadata(logs: LogManager, plan: TakeoverPlan) -> KafkaMetadata | None:
@@ -199,8 +206,8 @@ def _plan_topics(
             own |= existing.settings
         count, leader_epoch = len(topic.partitions), topic.leader_epoch + 1
         if existing is not None and existing.topic_id == topic.topic_id:
-            # This broker has added partitions that Kafka does not know. `_plan_gone` reports those that Kafka
-            # has set aside.
+            # Partitions that this broker has added, and Kafka does not know. `_plan_partitions_aside` reports
+            # those that Kafka has set aside.
             while count < existing.partition_count and TopicPartition(topic.name, count) in here:
                 count += 1
             leader_epoch = max(leader_epoch, existing.leader_epoch)
@@ -272,15 +279,12 @@ def _plan_gone(
 ) -> None:
     """Remove from the plan those topics of this broker that Kafka has deleted.
 
-    Add a problem for each of this broker's topics that Kafka has set aside as a stray, and for each topic of
-    which Kafka has set aside partitions.
+    Add a problem for each of this broker's topics that Kafka has set aside as a stray.
     """
     names = {topic.name: topic.topic_id for topic in metadata.topics.values()}
     here = {tp.topic for tp in logs.partition_directories()}
     strays = [name for name in logs.disk.list() if _STRAY.fullmatch(name)]
     for name, entry in before.items():
-        if names.get(name) == entry.topic_id:
-            _plan_partitions_aside(plan, name, entry, strays)
         if name == METADATA_LOG or names.get(name) == entry.topic_id or (name in here and name not in names):
             continue
         stray = next((directory for directory in strays if _is_stray_of(directory, name)), None)
@@ -296,16 +300,30 @@ def _plan_gone(
             plan.notes.append(f"topic {name} is missing: Apache Kafka deleted it or set it aside")
 
 
-def _plan_partitions_aside(plan: TakeoverPlan, name: str, before: TopicEntry, strays: Iterable[str]) -> None:
-    """Add a problem if Kafka has set aside partitions that this broker had added to one of Kafka's topics."""
-    added = range(plan.topics[name].partition_count, before.partition_count)
-    aside = [directory for directory in strays if _is_stray_of(directory, name, added)]
-    if aside:
-        plan.add_problem(
-            "strays",
-            f"{len(aside)} partitions of topic {name} were set aside by Apache Kafka, because its metadata "
-            f"does not contain them: to keep them, rename {aside[0]} (and the others) back to {name}-N",
-        )
+def _plan_partitions_aside(
+    plan: TakeoverPlan,
+    metadata: KafkaMetadata,
+    logs: LogManager,
+    before: Mapping[str, TopicEntry],
+    known: Collection[str],
+) -> None:
+    """Add a problem for each of Kafka's topics of which Kafka has set aside partitions that this broker had
+    added. `known` are the strays at the last adoption.
+    """
+    strays = [name for name in logs.disk.list() if _STRAY.fullmatch(name) and name not in known]
+    for topic in metadata.topics.values():
+        entry = before.get(topic.name)
+        if entry is None or entry.topic_id != topic.topic_id:
+            continue
+        own = range(entry.partition_count)
+        aside = [directory for directory in strays if _is_stray_of(directory, topic.name, own)]
+        if aside:
+            plan.add_problem(
+                "strays",
+                f"{len(aside)} partitions of topic {topic.name} were set aside by Apache Kafka, because its "
+                f"metadata did not contain them: to keep them, rename {aside[0]} (and the others) back to "
+                f"{topic.name}-N",
+            )
 
 
 def _is_stray_of(directory: str, name: str, partitions: Container[int] | None = None) -> bool:
