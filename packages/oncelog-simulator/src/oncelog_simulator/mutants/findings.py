@@ -21,16 +21,13 @@ OUT_OF_REACH: dict[str, str] = {
     "no simulated broker has a default retention of 0 ms": "R1302",
     "no directory of a running Apache Kafka, of an older version or of a backup is simulated": (
         "C16b C3b R2 R24 R26 R27 R28 R29 R36 R37 R38 R39 R40 R363 R365 R451 R631 R632 R832 R956 R1004 R1280 "
-        "R1321 R1333 R1334"
-        "R1321 R1350 R1351 R1352"
-        "R1321 R1350 R1351 R1352 R1357"
+        "R1321 R1333 R1334 R1350 R1351 R1352 R1357"
     ),
     "virtual time stands still while code runs": (
         "C8 C20 R670 S1 S2 S3 S4 S5 S15 S17 R3 R13 R14 R15 R19 R22 R34 R42 R43 R110 R111 R160 R162 R163"
         " R211 R710 R250 R251 R252 R281 R283 R324 R325 R354 R371 R373 R374 R375 R376 R379 R421 R440 R476"
         " R477 R511 R635 R620 G7 R49 L12 R630 R642 R646 R700 R702 R772 R1001 R1005 R1035 R1129"
-        " R1300 R1340 R1341"
-        " R1300 R1354 R1355 R1356"
+        " R1300 R1340 R1341 R1354 R1355 R1356"
     ),
     "memory, threads and descriptors are not counted": (
         "R332 S8 S14 S19 R35 R45 R112 G9 R181 R210 R246 R320 R321 R361 R372 R915 R930 L24a L24b R1000 R1003"
