@@ -277,3 +277,65 @@ def test_the_asyncio_producer_commits_and_aborts(servers: str) -> None:
 
     asyncio.run(work())
     assert values(servers, topic) == [b"kept"]
+
+
+@pytest.mark.parametrize("how", ["commit", "abort"])
+def test_two_calls_at_once_end_one_transaction(servers: str, how: str) -> None:
+    """Regression: the second call ended the next transaction, or the producer forgot that it was open."""
+    topic = new_topic(servers)
+
+    async def work() -> None:
+        name = f"twice-{next(_numbers)}-{os.getpid()}"
+        settings = {"bootstrap.servers": servers, "transactional.id": name}
+        limits = {"request.timeout.ms": 5_000, "delivery.timeout.ms": 10_000}
+        async with AsyncProducer(settings | limits) as producer:
+            end = producer.commit_transaction if how == "commit" else producer.abort_transaction
+
+            async def end_and_begin() -> None:
+                await end()
+                await producer.begin_transaction()
+                await producer.send(topic, b"second")
+
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            await producer.send(topic, b"first")
+            await producer.flush()
+            await asyncio.gather(end_and_begin(), end())
+            await producer.send(topic, b"third")
+            await producer.commit_transaction()
+
+    asyncio.run(work())
+    assert values(servers, topic) == [b"first"] * (how == "commit") + [b"second", b"third"]
+
+
+def test_of_two_initializations_at_once_the_second_is_refused(ours: str) -> None:
+    """Regression: the second one fenced the first, whose caller could already be in a transaction."""
+
+    async def work() -> None:
+        name = f"twice-{next(_numbers)}-{os.getpid()}"
+        async with AsyncProducer({"bootstrap.servers": ours, "transactional.id": name}) as producer:
+            calls = [producer.init_transactions() for _ in range(2)]
+            first, second = await asyncio.gather(*calls, return_exceptions=True)
+            assert first is None
+            assert isinstance(second, MisuseError)
+
+    asyncio.run(work())
+
+
+def test_a_call_does_not_wait_for_another_one_beyond_its_timeout(ours: str) -> None:
+    async def work() -> None:
+        name = f"twice-{next(_numbers)}-{os.getpid()}"
+        with Proxy(ours) as proxy:
+            proxy.add(Rule(action="delay", api="EndTxn", direction="response", delay_ms=2000))
+            settings = {"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name}
+            async with AsyncProducer(settings) as producer:
+                await producer.init_transactions()
+                await producer.begin_transaction()
+                await producer.send(new_topic(ours), b"x")
+                committing = asyncio.create_task(producer.commit_transaction())
+                await asyncio.sleep(0)
+                with pytest.raises(TimedOut, match="another call"):
+                    await producer.commit_transaction(0.01)
+                await committing
+
+    asyncio.run(work())

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from oncelog.client.arguments import offsets_of
@@ -130,6 +130,11 @@ class TransactionManager:
         """
         self._is_joined = False
         """True if another producer began the transaction and will end it."""
+        self._turn = asyncio.Lock()
+        """Held by the call that initializes the producer or ends its transaction.
+
+        Guard: test_two_calls_at_once_end_one_transaction.
+        """
         driver.on_drained = self._on_drained
 
     @property
@@ -145,12 +150,13 @@ class TransactionManager:
 
     async def init(self, timeout_s: float | None = None) -> None:
         """Get a producer id and an epoch that fences every other instance of the transactional id."""
-        self.session.check(Operation.INIT)
-        await self._cluster.start()
-        identity = await self._new_epoch(None, self._deadline_ms(timeout_s))
-        with self._driver.lock:
-            self._core.set_identity(*identity)
-            self.session.enter(State.READY)
+        async with self._own_turn(self._deadline_ms(timeout_s)):
+            self.session.check(Operation.INIT)
+            await self._cluster.start()
+            identity = await self._new_epoch(None, self._deadline_ms(timeout_s))
+            with self._driver.lock:
+                self._core.set_identity(*identity)
+                self.session.enter(State.READY)
 
     async def change_id(self, transactional_id: str, *, forgets_topics: bool) -> None:
         """Take another transactional id. Keep the connections and known coordinators, and no other state.
@@ -253,12 +259,39 @@ class TransactionManager:
         only be aborted raises TransactionAbortable and never TimedOut. See
         test_a_transaction_whose_requests_timed_out_must_be_aborted.
         """
+        self.session.check(Operation.COMMIT)
+        number = self.session.number
         deadline_ms = self._deadline_ms(timeout_s)
-        await self._flush_records(deadline_ms)
-        identity = await self._end(True, deadline_ms) if self._transaction.has_begun else None
-        self._may_be_committed = False
-        with self._driver.lock:
-            self._core.on_transaction_ended(identity)
+        async with self._own_turn(deadline_ms):
+            if self._has_ended(number):
+                return
+            await self._flush_records(deadline_ms)
+            identity = await self._end(True, deadline_ms) if self._transaction.has_begun else None
+            self._may_be_committed = False
+            with self._driver.lock:
+                self._core.on_transaction_ended(identity)
+
+    @asynccontextmanager
+    async def _own_turn(self, deadline_ms: float) -> AsyncIterator[None]:
+        """Wait until no other call initializes the producer or ends its transaction.
+
+        Raises TimedOut at the deadline.
+        """
+        try:
+            async with asyncio.timeout(max(deadline_ms - self._driver.now_ms(), 0) / 1000):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise TimedOut(
+                "another call of this producer has not ended; call the same method again"
+            ) from None
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def _has_ended(self, number: int) -> bool:
+        """Return True if another call has ended the transaction with this number."""
+        return self.session.number != number or self.session.state is State.READY
 
     async def _flush_records(self, deadline_ms: float) -> None:
         """Send all records, and wait for their results. Raises the error of the first failed record."""
@@ -272,7 +305,14 @@ class TransactionManager:
     async def abort(self, timeout_s: float | None = None) -> None:
         """Abort the transaction. After TimedOut, call it again."""
         self.session.check(Operation.ABORT)
+        number = self.session.number
         deadline_ms = self._deadline_ms(timeout_s)
+        async with self._own_turn(deadline_ms):
+            if not self._has_ended(number):
+                await self._abort(deadline_ms)
+
+    async def _abort(self, deadline_ms: float) -> None:
+        self.session.check(Operation.ABORT)  # the call that this one waited for may have failed the producer
         with self._driver.lock:
             self.session.enter(State.ABORTING)
             self._core.drop_unsent()

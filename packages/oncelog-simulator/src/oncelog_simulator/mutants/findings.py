@@ -121,7 +121,9 @@ OUT_OF_REACH: dict[str, str] = {
         "R490 R491 R492 R493 R498 R577 R578 R579 R742"
     ),
     "no broker answers with a wrong correlation id or refuses a second login": "R446",
-    "nothing checks that members keep partitions, or that groups act soon": "K2 K8 R280 R282 R780 L8 L16",
+    "nothing checks that members keep partitions, or that groups act soon": (
+        "K2 K8 R280 R282 R780 L8 L16"
+    ),
     "threads are suspended only before disk operations": "R33 R461 R494 R580",
     "simulated topics of the sink keep their partitions": "R1154",
     "simulated topics of the sink exist before its rows": "R1271",
@@ -132,6 +134,8 @@ OUT_OF_REACH: dict[str, str] = {
     "simulated clients send and read bytes": "R1210 R1212 R1214",
     "simulated clients send records with the times of a simulated clock": "R1211",
     "no two simulated loops have one transactional id": "R1226 R1290 R1346",
+    "no two simulated loops have one transactional id": "R1226 R1290",
+    "one task of a simulated producer ends its transactions": "R1360",
     "simulated transforms take no time": "R1172 R1173",
     "simulated tasks get their rows without Spark's worker program": "R1160",
     "simulated tasks of a sink seldom race for the plan note": "R1220 R1221 R1292",
