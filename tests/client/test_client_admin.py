@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from support.client import ScriptedBroker, api_versions, metadata, scripted_broker
+from support.client import ScriptedBroker, api_versions, free_port, metadata, scripted_broker
 
 import oncelog
 from oncelog.aio import Admin
@@ -17,6 +17,7 @@ from oncelog.client.admin.blocking import ConfigResource, Feature, NewTopic, Top
 from oncelog.client.admin.core import config_text, raise_first, topic_id_text
 from oncelog.errors import (
     BrokerError,
+    CoordinatorLoadInProgress,
     GroupIdNotFound,
     GroupSubscribedToTopic,
     InvalidTopicException,
@@ -37,9 +38,13 @@ from oncelog.wire.messages import (
     ApiVersionsResponse,
     CreateTopicsResponse,
     DeleteTopicsResponse,
+    DescribeAclsResponse,
     DescribeConfigsResponse,
     DescribeProducersResponse,
     FindCoordinatorResponse,
+    ListGroupsResponse,
+    ListTransactionsResponse,
+    MetadataResponse,
     OffsetCommitResponse,
     OffsetDeleteResponse,
 )
@@ -376,3 +381,48 @@ def test_the_old_name_of_a_filter_parameter_works_with_a_warning() -> None:
                 assert set(found) == {QuotaEntity(client_id="b")}
 
         asyncio.run(describe())
+
+
+@pytest.mark.parametrize("call", ["describe_acls", "list_groups", "list_transactions"])
+def test_a_broker_that_has_left_the_cluster_gets_no_more_requests(call: str) -> None:
+    """Regression: until metadata.max.age.ms had passed, each call failed that the gone controller, or every
+    broker, had to answer.
+    """
+
+    async def story(broker: ScriptedBroker, admin: Admin) -> None:
+        gone = MetadataResponse.MetadataResponseBroker(node_id=2, host="127.0.0.1", port=await free_port())
+
+        def with_gone_controller(header: Any, message: Any) -> MetadataResponse:
+            answer = metadata(broker.port)
+            answer.brokers.append(gone)
+            answer.controller_id = gone.node_id
+            return answer
+
+        present = broker.handlers["Metadata"]
+        broker.handlers |= {
+            "Metadata": with_gone_controller,
+            "DescribeAcls": lambda header, message: DescribeAclsResponse(resources=[]),
+            "ListGroups": lambda header, message: ListGroupsResponse(groups=[]),
+            "ListTransactions": lambda header, message: ListTransactionsResponse(transaction_states=[]),
+        }
+        assert (await admin.describe_cluster()).controller_id == gone.node_id
+        broker.handlers["Metadata"] = present
+        assert await getattr(admin, call)() == []
+
+    play(story)
+
+
+def test_a_coordinator_that_still_loads_is_asked_for_its_groups_again() -> None:
+    async def story(broker: ScriptedBroker, admin: Admin) -> None:
+        codes = [CoordinatorLoadInProgress.code, 0]
+
+        def handler(header: Any, message: Any) -> ListGroupsResponse:
+            group = ListGroupsResponse.ListedGroup(
+                group_id="g", protocol_type="consumer", group_state="Stable"
+            )
+            return ListGroupsResponse(error_code=codes.pop(0), groups=[group])
+
+        broker.handlers["ListGroups"] = handler
+        assert [group.group_id for group in await admin.list_groups()] == ["g"]
+
+    play(story)

@@ -10,7 +10,7 @@ from support.client import metadata, scripted_broker
 from support.topics import new_topic, requests
 from support.wait import until
 
-from oncelog import Broker, Consumer, Producer, TopicPartition
+from oncelog import Admin, Broker, Consumer, Producer, TopicPartition
 from oncelog.client.producer.aio import AsyncProducer
 from oncelog.errors import LeaderNotAvailable, UnknownTopicOrPartition
 from oncelog.testing.proxy import Proxy, Rule
@@ -127,4 +127,19 @@ def test_missing_partitions_are_looked_for_together() -> None:
         ):
             with pytest.raises(UnknownTopicOrPartition):
                 consumer.end_offsets([TopicPartition("missing", number) for number in range(20)])
+            assert len(requests(proxy, "Metadata")) < 20
+
+
+@pytest.mark.parametrize("how", ["delete_records", "describe_producers"])
+def test_an_admin_client_looks_for_missing_partitions_together(how: str) -> None:
+    """Regression: they were looked for in turn, together for longer than request.timeout.ms."""
+    partitions = [TopicPartition("missing", number) for number in range(20)]
+    with Broker(config={"auto.create.topics.enable": False}) as broker:
+        pauses = {"retry.backoff.ms": 1000, "retry.backoff.max.ms": 1000}
+        with (
+            Proxy(broker.bootstrap_servers) as proxy,
+            Admin({"bootstrap.servers": proxy.bootstrap_servers, **pauses}) as admin,
+        ):
+            with pytest.raises(UnknownTopicOrPartition):
+                getattr(admin, how)(dict.fromkeys(partitions, 1))
             assert len(requests(proxy, "Metadata")) < 20

@@ -472,11 +472,7 @@ class AsyncAdmin:
         request = list_transactions_request(
             names_of(states, "state names (str)"), items_of(producer_ids, int, "producer ids (int)")
         )
-        listings = [
-            listing
-            for node_id, response in (await self._router.to_every_broker(request)).items()
-            for listing in listed_transactions(node_id, response)
-        ]
+        listings = await self._router.from_every_broker(request, listed_transactions)
         return sorted(listings, key=lambda listing: listing.transactional_id)
 
     async def describe_transactions(
@@ -561,11 +557,7 @@ class AsyncAdmin:
         `states` (Kafka's names, such as "Stable") is a filter. An empty filter matches all groups.
         """
         request = ListGroupsRequest(states_filter=names_of(states, "state names (str)"))
-        listings = [
-            listing
-            for node_id, response in (await self._router.to_every_broker(request)).items()
-            for listing in listed_groups(node_id, response)
-        ]
+        listings = await self._router.from_every_broker(request, listed_groups)
         return sorted(listings, key=lambda listing: listing.group_id)
 
     async def describe_groups(self, group_ids: Collection[str] | str) -> dict[str, GroupDescription]:

@@ -14,6 +14,7 @@ from oncelog.client.admin.core import ItemResult, raise_first
 from oncelog.client.admin.types import ConfigResource
 from oncelog.client.connection.cluster import ClusterConnection
 from oncelog.client.connection.coordinator import find_coordinator
+from oncelog.client.consumer.offset_lookup import find_leaders, group_by_leader
 from oncelog.errors import (
     BrokerError,
     BrokerNotAvailable,
@@ -48,6 +49,12 @@ class RequestRouter:
         self._is_closed = False
         self._coordinators: dict[tuple[int, str], int] = {}
         """(GROUP or TRANSACTION, name) -> node id of the coordinator."""
+        self._are_brokers_stale = False
+        """True if a broker did not respond. It may have left the cluster, so look up the brokers again.
+
+        Otherwise the metadata could name it, even as the controller, for metadata.max.age.ms. Guard:
+        test_a_broker_that_has_left_the_cluster_gets_no_more_requests.
+        """
 
     async def connect(self) -> ClusterConnection:
         """Return the cluster's connections, opening them if needed. Raises MisuseError after `close`."""
@@ -114,8 +121,25 @@ class RequestRouter:
         With KRaft, the metadata reports an arbitrary broker as the controller. That broker forwards the
         request.
         """
+        return await self._repeated(
+            lambda cluster: cluster.request(cluster.metadata.controller_id, message, min_version=min_version)
+        )
+
+    async def _repeated(self, attempt: Callable[[ClusterConnection], Awaitable[T]]) -> T:
+        """Repeat `attempt` after retriable errors until request.timeout.ms has passed. Return its result."""
         cluster = await self.connect()
-        return await cluster.request(cluster.metadata.controller_id, message, min_version=min_version)
+
+        async def attempt_once() -> T:
+            if self._are_brokers_stale:
+                self._are_brokers_stale = False
+                await self._refresh_brokers(cluster)
+            try:
+                return await attempt(cluster)
+            except (DisconnectedError, TimedOut):
+                self._are_brokers_stale = True
+                raise
+
+        return await cluster.retrying(attempt_once)
 
     async def to_leaders(
         self, partitions: list[TopicPartition], build: Callable[[list[TopicPartition]], Any]
@@ -126,14 +150,9 @@ class RequestRouter:
         partition without a response.
         """
         cluster = await self.connect()
-        by_node: dict[int, list[TopicPartition]] = {}
-        errors: dict[TopicPartition, OncelogError] = {}
-        for tp in partitions:
-            try:
-                node_id = await cluster.leader(tp, allow_auto_topic_creation=False)
-                by_node.setdefault(node_id, []).append(tp)
-            except OncelogError as error:
-                errors[tp] = error
+        errors = await find_leaders(cluster, partitions)
+        by_node, others = group_by_leader(cluster, [tp for tp in partitions if tp not in errors])
+        errors |= others
         responses = await asyncio.gather(
             *(cluster.request(node_id, build(led)) for node_id, led in by_node.items()),
             return_exceptions=True,
@@ -187,12 +206,20 @@ class RequestRouter:
                 f"broker {missing[0]} does not exist; the cluster has brokers {existing}"
             )
 
-    async def to_every_broker(self, request: Any) -> dict[int, Any]:
-        """Send a request to every broker, and return the responses by node id."""
-        cluster = await self.connect()
-        return {
-            node_id: await cluster.request(node_id, request) for node_id in list(cluster.metadata.brokers)
-        }
+    async def from_every_broker(self, request: Any, read: Callable[[int, Any], list[T]]) -> list[T]:
+        """Send a request to every broker, and return all items that `read` finds in the responses.
+
+        `read` takes the node id and the response of a broker, and may raise BrokerError.
+        """
+
+        async def attempt(cluster: ClusterConnection) -> list[T]:
+            await cluster.fetch_metadata(())
+            items: list[T] = []
+            for node_id in list(cluster.metadata.brokers):
+                items += read(node_id, await cluster.request(node_id, request))
+            return items
+
+        return await self._repeated(attempt)
 
     async def at_coordinator(
         self,

@@ -44,7 +44,7 @@ async def list_offsets(
     remaining: Specs = dict(specs)
     attempt = 0
     while remaining:
-        without_leader = await _find_leaders(cluster, remaining)
+        without_leader = await find_leaders(cluster, remaining)
         outcome |= without_leader
         outcome |= await _send_to_leaders(
             cluster, {tp: spec for tp, spec in remaining.items() if tp not in without_leader}, isolation
@@ -52,7 +52,7 @@ async def list_offsets(
         pause_ms = cluster.retry_pause_ms(attempt)
         if cluster.now_ms() + pause_ms > deadline_ms:
             break
-        # Do not retry a partition that `_find_leaders` did not find, because that call has waited for it. But
+        # Do not retry a partition that `find_leaders` did not find, because that call has waited for it. But
         # retry the same error of a leader: the partition may have just moved to another broker. Guard:
         # test_a_partition_that_was_moved_away_is_asked_for_again.
         missing = {tp for tp, error in without_leader.items() if isinstance(error, UnknownTopicOrPartition)}
@@ -73,37 +73,52 @@ def _is_transient(outcome: OffsetAt | OncelogError) -> bool:
 
 
 async def _send_to_leaders(cluster: ClusterConnection, specs: Specs, isolation: Isolation) -> Outcome:
-    outcome: Outcome = {}
-    by_node: dict[int, Specs] = {}
-    for tp, spec in specs.items():
-        if (node_id := cluster.metadata.leader_of(tp)) is not None:
-            by_node.setdefault(node_id, {})[tp] = spec
-        else:
-            # `_find_leaders` knew the leader, but another request has since marked it stale.
-            outcome[tp] = LeaderNotAvailable(f"the leader of {tp} has just changed")
+    by_node, errors = group_by_leader(cluster, specs)
     results = await asyncio.gather(
-        *(_send(cluster, node_id, node_specs, isolation) for node_id, node_specs in by_node.items())
+        *(
+            _send(cluster, node_id, {tp: specs[tp] for tp in led}, isolation)
+            for node_id, led in by_node.items()
+        )
     )
+    outcome: Outcome = dict(errors)
     for result in results:
         outcome |= result
     return outcome
 
 
-async def _find_leaders(cluster: ClusterConnection, partitions: Iterable[TopicPartition]) -> Outcome:
+def group_by_leader(
+    cluster: ClusterConnection, partitions: Iterable[TopicPartition]
+) -> tuple[dict[int, list[TopicPartition]], dict[TopicPartition, OncelogError]]:
+    """Return the partitions of each leader by its node id, and an error for each of the other partitions."""
+    by_node: dict[int, list[TopicPartition]] = {}
+    errors: dict[TopicPartition, OncelogError] = {}
+    for tp in partitions:
+        if (node_id := cluster.metadata.leader_of(tp)) is not None:
+            by_node.setdefault(node_id, []).append(tp)
+        else:
+            # `find_leaders` knew the leader, but another request has since marked it stale.
+            errors[tp] = LeaderNotAvailable(f"the leader of {tp} has just changed")
+    return by_node, errors
+
+
+async def find_leaders(
+    cluster: ClusterConnection, partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, OncelogError]:
     """Look up leaders that are unknown. Return an error for each partition whose leader was not found."""
     unknown = [tp for tp in partitions if cluster.metadata.leader_of(tp) is None]
     # Look up all leaders at the same time: waiting for each missing partition in turn could take minutes.
-    # Guard: test_missing_partitions_are_looked_for_together.
+    # Guards: test_missing_partitions_are_looked_for_together,
+    # test_an_admin_client_looks_for_missing_partitions_together.
     results = await asyncio.gather(
         *(cluster.leader(tp, allow_auto_topic_creation=False) for tp in unknown), return_exceptions=True
     )
-    outcome: Outcome = {}
+    errors: dict[TopicPartition, OncelogError] = {}
     for tp, result in zip(unknown, results, strict=True):
         if isinstance(result, OncelogError):
-            outcome[tp] = result
+            errors[tp] = result
         elif isinstance(result, BaseException):
             raise result
-    return outcome
+    return errors
 
 
 async def _send(cluster: ClusterConnection, node_id: int, specs: Specs, isolation: Isolation) -> Outcome:

@@ -69,7 +69,7 @@ OUT_OF_REACH: dict[str, str] = {
     "commits during a simulated rebalance are seldom the last ones of their partition": "R688 R781",
     "no simulated host has several addresses": "R608",
     "no topic is missing, and none has fewer partitions when it is made again": (
-        "L9 L15 L19 L20 L21 L22 L24c L25c R71 R183 R184 R185 R392 R393 R442 R443 R444"
+        "L9 L15 L19 L20 L21 L22 L24c L25c R71 R183 R184 R185 R392 R393 R442 R443 R444 R1364"
     ),
     "the disk keeps the names of a directory whose sync failed": "R352",
     "the simulated disk has no symbolic links": "R362",
@@ -118,7 +118,7 @@ OUT_OF_REACH: dict[str, str] = {
     ),
     "nothing but its reader runs after a flipped bit": "R244 R245 R301 R1126 R1241",
     "each simulated cluster is one broker, at one address that resolves": (
-        "R490 R491 R492 R493 R498 R577 R578 R579 R742"
+        "R490 R491 R492 R493 R498 R577 R578 R579 R742 R1363"
     ),
     "no broker answers with a wrong correlation id or refuses a second login": "R446",
     "nothing checks that members keep partitions, or that groups act soon": (
