@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.client import append, batch_of, batch_with_header_name
+from support.wait import wait_until
 
 from oncelog import Admin, Broker, Consumer, NewTopic, Producer, TopicPartition
 from oncelog.aio import Consumer as AsyncConsumer
@@ -468,3 +469,29 @@ def test_the_asyncio_consumer_reads_records_and_ranges(broker: Broker) -> None:
             assert consumer.metrics()["records-consumed-total"] == 30
 
     asyncio.run(story())
+
+
+def test_position_raises_an_error_that_waits_instead_of_timing_out(broker: Broker) -> None:
+    """Regression: the lookup did not begin while the error of another partition waited for a poll."""
+    with consumer_of(broker, request_timeout_ms=5000) as consumer:
+        consumer.assign([T0, T1])
+        assert consumer.position(T0) == consumer.position(T1) == 0
+        consumer.pause(T0, T1)
+        wait_until(lambda: not consumer._core._in_flight)  # no response wakes the call below
+        consumer._core.note_error(CorruptMessage("t-1 is damaged"))
+        fetcher = consumer._async._fetcher
+        assert fetcher is not None
+        fetcher._wake.clear()
+        consumer.seek_to_end(T0)
+        with pytest.raises(CorruptMessage):
+            consumer.position(T0)
+        assert consumer.position(T0) == 0
+
+
+def test_a_poll_for_no_records_returns_none(broker: Broker) -> None:
+    append(broker.bootstrap_servers, T0, batch_of(b"a", b"b"))
+    with consumer_of(broker) as consumer:
+        consumer.assign(T0)
+        assert consumer.poll(60, max_records=1)
+        assert consumer.poll(0.1, max_records=0) == []
+        assert [record.value for record in consumer.poll(60)] == [b"b"]

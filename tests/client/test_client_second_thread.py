@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from support.wait import hang, wait_until
+from support.topics import new_topic
+from support.wait import attempts, hang, wait_until
 
 from oncelog import Consumer, Producer, TopicPartition
 from oncelog.aio import Consumer as AsyncConsumer
@@ -279,3 +280,25 @@ def test_a_range_that_is_read_is_told_that_the_thread_was_stopped() -> None:
     threading.Thread(target=thread.stop, daemon=True).start()
     with pytest.raises(MisuseError, match="closed by another thread"):
         result_of(submitted)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_callback_that_polls_is_refused(ours: str, group: str, protocol: str) -> None:
+    """Regression: its poll called the callback again, until the recursion limit."""
+    topic, raised = new_topic(ours), list[str]()
+    settings = {"bootstrap.servers": ours, "group.id": group, "group.protocol": protocol}
+
+    with Consumer(settings) as consumer:
+
+        def assigned(partitions: list[TopicPartition]) -> None:
+            with pytest.raises(MisuseError) as error:
+                consumer.poll(0)
+            raised.append(str(error.value))
+
+        consumer.subscribe(topic, on_assigned=assigned)
+        for _ in attempts():
+            consumer.poll(0.1)
+            if raised:
+                break
+    assert len(raised) == 1
+    assert "callback" in raised[0]

@@ -26,8 +26,8 @@ from oncelog.client.group.rebalance_callbacks import (
     Subscription,
     subscription_of,
 )
-from oncelog.client.serialization import Deserializer, RecordDeserializer, record_deserializer
-from oncelog.config import CONSUMER, INT32_MAX
+from oncelog.client.serialization import Deserializer, record_deserializer
+from oncelog.config import CONSUMER
 from oncelog.errors import MisuseError, OncelogError, TimedOut
 from oncelog.runtime import system
 from oncelog.runtime.loop_thread import check_running_loop
@@ -44,6 +44,10 @@ from oncelog.types import (
 _LONG_WAIT_SECONDS = 3600.0
 
 SECOND_POLL = "another thread or task is polling this consumer; use one consumer per thread or task"
+POLL_IN_CALLBACK = (
+    "a rebalance callback or a signal handler cannot poll the consumer that it interrupts: return, and the "
+    "poll continues"
+)
 
 Prepare = Callable[[float], bool]
 """A function that moves fetched records into the core's `delivery`. It returns True if `delivery` then has
@@ -287,10 +291,13 @@ class AsyncConsumer:
         assert self._fetcher is not None
         deadline_ms = cluster.now_ms() + self._settings["request.timeout.ms"]
         while (offset := self._core.position(tp)) is None:
+            # While an error waits, `start_due` starts no lookup, so raise the error now. Guard:
+            # test_position_raises_an_error_that_waits_instead_of_timing_out.
+            if self._core.has_error:
+                self._core.raise_error()
             self._fetcher.start_due()
             if not await self._fetcher.wait(deadline_ms):
                 raise TimedOut(f"the position of {tp} was not found within request.timeout.ms")
-            self._core.raise_error()
         return offset
 
     def lag(self, tp: TopicPartition) -> int | None:
@@ -313,8 +320,8 @@ class AsyncConsumer:
         With `pattern` instead of names, read every topic whose whole name matches, except Kafka's internal
         topics. The matching topics are looked up again every metadata.max.age.ms.
 
-        The callbacks run during `poll` and get lists of partitions. `on_revoked` may still commit positions.
-        A second call replaces the subscription.
+        The callbacks run during `poll` and get lists of partitions. They must not poll themselves.
+        `on_revoked` may still commit positions. A second call replaces the subscription.
 
         Raises MisuseError without a group.id, without a topic, and while partitions are assigned manually.
         """
@@ -459,7 +466,7 @@ class AsyncConsumer:
 
         If there are none, wait up to `timeout` seconds. Returned records count as delivered: the positions
         and automatic commits move past them. A cancelled poll delivers nothing, and the next poll returns its
-        records. A deserializer that waits, for example for a schema, may prolong the poll.
+        records.
 
         Raises OffsetOutOfRange with auto.offset.reset=none, CorruptMessage or InvalidRecord for a batch that
         cannot be decoded, DeserializationError, and any error that has kept a partition unreachable for
@@ -472,26 +479,8 @@ class AsyncConsumer:
         if not is_ready:
             return []
         if self.deserializer is not None:
-            return await self._take_converted(limit, self.deserializer)
+            return self._core.delivery.take_converted(limit, self.deserializer)
         return self._core.delivery.take(limit)
-
-    async def _take_converted(self, limit: int, deserializer: RecordDeserializer) -> list[Record]:
-        """Return up to `limit` converted records. Await what the deserializers need for the first one.
-
-        Stop before a later record for which they would wait: the next poll awaits that. Raises
-        DeserializationError.
-        """
-        delivery = self._core.delivery
-        while deserializer.may_wait:
-            # Look again after each wait: another task may have changed the buffer meanwhile.
-            rows = delivery.peek(limit)
-            ready = next((n for n, row in enumerate(rows) if not deserializer.is_ready(row)), len(rows))
-            if ready or not rows:
-                limit = ready
-                break
-            await deserializer.prepare(rows[0])
-            self._raise_if_closed_meanwhile()
-        return delivery.take_converted(limit, deserializer)
 
     async def poll_arrow(self, timeout: float = 1.0, *, include_headers: bool = False) -> Any | None:
         """Return the records of one partition from one fetch as a pyarrow.RecordBatch.
@@ -506,16 +495,17 @@ class AsyncConsumer:
     def poll_limit(self, max_records: int | None = None) -> int:
         """Return the maximum number of records that one poll returns."""
         limit: int = self._settings["max.poll.records"]
-        return min(max_records or INT32_MAX, limit)
+        return limit if max_records is None else min(max_records, limit)
 
     async def _wait_for_records(self, timeout: float, prepare: Prepare) -> bool:
         """Wait until the core's `delivery` has records; return False after `timeout` seconds."""
         await self._until_interrupted_poll_ends()
-        # Between two steps, a second task would call the callbacks again, so it is refused. A callback of
-        # this task may poll. Guard: test_a_second_task_is_refused_while_a_callback_of_the_first_runs.
-        task, outer = asyncio.current_task(), self._polling_task
-        if outer not in (None, task):
-            raise MisuseError(SECOND_POLL)
+        # Between two steps, a second task would call the callbacks again, so it is refused. So is a callback,
+        # which would call itself again. Guards: test_a_callback_that_polls_is_refused and
+        # test_a_second_task_is_refused_while_a_callback_of_the_first_runs.
+        task = asyncio.current_task()
+        if self._polling_task is not None:
+            raise MisuseError(POLL_IN_CALLBACK if self._polling_task is task else SECOND_POLL)
         deadline_ms = self.begin_poll(timeout)
         self._polling_task = task
         try:
@@ -530,7 +520,7 @@ class AsyncConsumer:
                 self.finish_rebalance()
             return step
         finally:
-            self._polling_task = outer
+            self._polling_task = None
 
     async def _until_interrupted_poll_ends(self) -> None:
         """Wait until a cancelled step of a poll has ended."""
@@ -655,15 +645,8 @@ class AsyncConsumer:
 
         # Connect first: the time that connecting takes does not count as time without a record.
         await self.start()
-        delivery, deserializer = self._core.delivery, self.deserializer
         while True:
-            if deserializer is not None and deserializer.may_wait:
-                while (row := delivery.peek_next()) is not None and not deserializer.is_ready(row):
-                    # The application asks for the next record, so it has processed the last one.
-                    delivery.finish()
-                    await deserializer.prepare(row)
-                    self._raise_if_closed_meanwhile()
-            record = delivery.next_record(deserializer)
+            record = self._core.delivery.next_record(self.deserializer)
             if record is not None:
                 yield record
             elif not await self._wait_for_records(timeout, prepare) and self.iteration_ends:

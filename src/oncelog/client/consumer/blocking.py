@@ -11,7 +11,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from oncelog.client.consumer.aio import SECOND_POLL, AsyncConsumer, Prepare
+from oncelog.client.consumer.aio import POLL_IN_CALLBACK, SECOND_POLL, AsyncConsumer, Prepare
 from oncelog.client.consumer.fetch_messages import FetchOptions
 from oncelog.client.consumer.list_offsets import OffsetAt
 from oncelog.client.consumer.range_reader import RangeChunk, check_range, range_options
@@ -160,7 +160,8 @@ class Consumer:
         topics. The matching topics are looked up again every metadata.max.age.ms.
 
         The callbacks run during `poll`, in the polling thread, and get lists of partitions. They may call the
-        consumer. `on_revoked` may still commit positions. A second call replaces the subscription.
+        consumer, but not poll it. `on_revoked` may still commit positions. A second call replaces the
+        subscription.
 
         Raises MisuseError without a group.id, without a topic, and while partitions are assigned manually.
         """
@@ -294,10 +295,12 @@ class Consumer:
         """
         # Like Java's `acquire`, refuse a second thread during the whole poll of the first thread, callbacks
         # included. Otherwise the second thread could poll between two steps, and make the first thread's poll
-        # fail. Guard: test_a_second_thread_is_refused_while_a_callback_of_the_first_runs.
-        thread, outer = threading.get_ident(), self._polling_thread  # `outer` is `thread` if a callback polls
-        if outer not in (None, thread):
-            raise MisuseError(SECOND_POLL)
+        # fail. A callback that polls is refused, too. It would call itself again. Guards:
+        # test_a_second_thread_is_refused_while_a_callback_of_the_first_runs and
+        # test_a_callback_that_polls_is_refused.
+        thread = threading.get_ident()
+        if self._polling_thread is not None:
+            raise MisuseError(POLL_IN_CALLBACK if self._polling_thread == thread else SECOND_POLL)
         deadline_ms = self._async.begin_poll(timeout)
         self._polling_thread = thread
         try:
@@ -310,7 +313,7 @@ class Consumer:
                 self._async.finish_rebalance()
             return step
         finally:
-            self._polling_thread = outer
+            self._polling_thread = None
 
     def __iter__(self) -> Iterator[Record]:
         """Iterate over records. If consumer.timeout.ms is set, end after that time without a record.

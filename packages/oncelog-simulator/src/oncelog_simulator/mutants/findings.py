@@ -136,6 +136,8 @@ OUT_OF_REACH: dict[str, str] = {
     "no two simulated loops have one transactional id": "R1226 R1290 R1346",
     "no two simulated loops have one transactional id": "R1226 R1290",
     "one task of a simulated producer ends its transactions": "R1360",
+    "no simulated consumer looks up a position behind an error, or polls for no records": "R1362 R1368",
+    "no simulated rebalance callback polls, and simulated tasks are not eager": "R1366",
     "simulated transforms take no time": "R1172 R1173",
     "simulated tasks get their rows without Spark's worker program": "R1160",
     "simulated tasks of a sink seldom race for the plan note": "R1220 R1221 R1292",
