@@ -18,10 +18,11 @@ from support.groups.members import member as any_member
 from support.topics import new_topic
 from support.wait import JumpingClock, until
 
-from oncelog import Broker, Consumer, TopicPartition
+from oncelog import Broker, Consumer, Producer, TopicPartition
 from oncelog.client.consumer.aio import AsyncConsumer
 from oncelog.errors import FencedInstanceId, MisuseError, UnreleasedInstanceId
 from oncelog.testing.broker_process import BrokerProcess
+from oncelog.testing.proxy import Proxy, Rule
 
 QUICK = {
     "offsets.topic.num.partitions": 4,
@@ -305,3 +306,14 @@ def test_the_next_owner_begins_after_the_last_delivered_record(
 
         wait_for(is_all_read)
     assert sorted(values) == list(range(40)), "nothing is lost, and nothing read twice"
+
+
+def test_a_static_member_whose_join_was_not_answered_joins_again(ours: str, group: str) -> None:
+    """Regression: the coordinator knew the member, and refused its next join until its session had ended."""
+    topic = new_topic(ours)
+    with Producer(bootstrap_servers=ours) as producer, Proxy(ours) as proxy:
+        producer.send(topic, b"x").result(60)
+        proxy.add(Rule(action="cut", api="ConsumerGroupHeartbeat", direction="response", nth=1))
+        with member(proxy.bootstrap_servers, group, "consumer", **ONE) as consumer:
+            consumer.subscribe(topic)
+            wait_for(lambda: consumer.poll(0.1))

@@ -171,6 +171,9 @@ class GroupCommits:
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
+        # With asyncio.eager_task_factory (Python 3.12), a task runs up to here before `_task` refers to it.
+        # Guard: test_commits_are_sent_by_eager_tasks.
+        await asyncio.sleep(0)
         attempt, task = 0, asyncio.current_task()
         while self._task is task:
             commit = self._current = self._queue.next()

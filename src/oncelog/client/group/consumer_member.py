@@ -30,7 +30,7 @@ from oncelog.client.group.coordinator_client import GroupCoordinatorClient
 from oncelog.client.group.core import next_after
 from oncelog.client.group.membership import Change, Membership, Rebalance, not_a_member
 from oncelog.client.group.subscribed_topics import SubscribedTopics
-from oncelog.errors import OncelogError, UnsupportedVersion
+from oncelog.errors import OncelogError, UnreleasedInstanceId, UnsupportedVersion
 from oncelog.rules.groups.error_policy import GroupAction, GroupRequest
 from oncelog.runtime import system
 from oncelog.settings import Settings
@@ -204,7 +204,7 @@ class ConsumerMember:
 
         The membership also ends if the application does not poll for max.poll.interval.ms.
         """
-        attempt = 0
+        attempt, has_released = 0, False
         while True:
             if self._membership.is_idle:
                 await self.leave()
@@ -219,6 +219,14 @@ class ConsumerMember:
                     case GroupAction.END:
                         self.end(error)
                         return
+                    case GroupAction.RAISE if isinstance(error, UnreleasedInstanceId) and not has_released:
+                        # This member itself may have the instance id: the response to an earlier join may be
+                        # lost, or the coordinator may have fenced the member. So release the id, which does
+                        # nothing if another member has it. Guard:
+                        # test_a_static_member_whose_join_was_not_answered_joins_again.
+                        has_released = True
+                        await self.leave()
+                        continue
                     case GroupAction.RAISE:
                         self._fail(error)
                         return

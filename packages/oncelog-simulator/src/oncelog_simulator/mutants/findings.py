@@ -122,7 +122,7 @@ OUT_OF_REACH: dict[str, str] = {
     ),
     "no broker answers with a wrong correlation id or refuses a second login": "R446",
     "nothing checks that members keep partitions, or that groups act soon": (
-        "K2 K8 R280 R282 R780 L8 L16"
+        "K2 K8 R280 R282 R780 L8 L16 R1365"
     ),
     "threads are suspended only before disk operations": "R33 R461 R494 R580",
     "simulated topics of the sink keep their partitions": "R1154",
@@ -137,7 +137,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no two simulated loops have one transactional id": "R1226 R1290",
     "one task of a simulated producer ends its transactions": "R1360",
     "no simulated consumer looks up a position behind an error, or polls for no records": "R1362 R1368",
-    "no simulated rebalance callback polls, and simulated tasks are not eager": "R1366",
+    "no simulated rebalance callback polls, and simulated tasks are not eager": "R1366 R1369",
     "simulated transforms take no time": "R1172 R1173",
     "simulated tasks get their rows without Spark's worker program": "R1160",
     "simulated tasks of a sink seldom race for the plan note": "R1220 R1221 R1292",
