@@ -943,3 +943,34 @@ def test_offsets_are_deleted_without_a_look_at_each_open_transaction() -> None:
     assert looked == 0
     offsets.delete("g", places, NOW_MS)
     assert not offsets.has("g")
+
+
+def test_partitions_that_many_entries_add_to_one_transaction_are_added_in_steps() -> None:
+    """Regression: the record of each entry has all partitions of the transaction, and up to 1,000 such
+    records were written in one step.
+    """
+    node, count = driven(MemoryDisk()), STEP_ELEMENTS // 4
+    node.topics.create("t", count, {}, NOW_MS)
+    entry = node.transactions.init("x", None, 60_000, NOW_MS).entry
+    request = AddPartitionsToTxnRequest
+    answer = handle(
+        node,
+        request(
+            transactions=[
+                request.AddPartitionsToTxnTransaction(
+                    transactional_id="x",
+                    producer_id=entry.producer_id,
+                    producer_epoch=entry.producer_epoch,
+                    verify_only=False,
+                    topics=[request.AddPartitionsToTxnTopic(name="t", partitions=[index])],
+                )
+                for index in range(count)
+            ]
+        ),
+    )
+    steps, response = finish(node, answer)
+    assert steps > count // 10
+    results = [result.topic_results[0].results_by_partition[0] for result in response.results_by_transaction]
+    assert {result.partition_error_code for result in results} == {0}
+    added = node.transactions.get("x")
+    assert added is not None and len(added.partitions) == count

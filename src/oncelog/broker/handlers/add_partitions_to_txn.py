@@ -126,7 +126,10 @@ class _PartitionAdder:
                 if self.budget.spend(name_cost(transactional_id)):
                     yield None
         else:
-            _set_all(rows, self._add(transactional_id, producer, partitions.keys()))
+            code, cost = self._add(transactional_id, producer, partitions.keys())
+            _set_all(rows, code)
+            if not self.is_by_client and self.budget.spend(cost):
+                yield None
         return results
 
     def _refusal(self, tp: TopicPartition) -> int:
@@ -139,13 +142,14 @@ class _PartitionAdder:
 
     def _add(
         self, transactional_id: str, producer: ProducerIdAndEpoch, partitions: Collection[TopicPartition]
-    ) -> int:
+    ) -> tuple[int, int]:
+        """Return the error code and the cost in elements: the number of partitions in the record."""
         try:
             done = self.state.transactions.add_partitions(transactional_id, producer, partitions, self.now_ms)
         except BrokerError as error:
-            return code_for(error, knows_fenced=self.knows_fenced)
+            return code_for(error, knows_fenced=self.knows_fenced), 0
         self.written += done.written
-        return 0
+        return 0, len(done.entry.partitions)
 
     def _verify(self, transactional_id: str, producer: ProducerIdAndEpoch, tp: TopicPartition) -> int:
         try:
