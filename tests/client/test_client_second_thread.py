@@ -302,3 +302,22 @@ def test_a_callback_that_polls_is_refused(ours: str, group: str, protocol: str) 
                 break
     assert len(raised) == 1
     assert "callback" in raised[0]
+
+
+def test_close_waits_for_the_running_callback_of_another_thread(ours: str, group: str) -> None:
+    """Otherwise `on_assigned` could end after `on_revoked`, and partitions would seem to stay assigned."""
+    topic, calls, is_running = new_topic(ours), list[str](), threading.Event()
+
+    def assigned(partitions: list[TopicPartition]) -> None:
+        is_running.set()
+        threading.Event().wait(0.5)
+        calls.append("assigned")
+
+    consumer = Consumer({"bootstrap.servers": ours, "group.id": group})
+    consumer.subscribe(topic, on_assigned=assigned, on_revoked=lambda _: calls.append("revoked"))
+    polling = Polling(consumer)
+    assert is_running.wait(20)
+    consumer.close()
+    polling.thread.join(20)
+    assert calls == ["assigned", "revoked"]
+    assert isinstance(polling.raised, MisuseError)
