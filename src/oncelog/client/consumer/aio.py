@@ -26,7 +26,7 @@ from oncelog.client.group.rebalance_callbacks import (
     Subscription,
     subscription_of,
 )
-from oncelog.client.serialization import Deserializer, record_deserializer
+from oncelog.client.serialization import Deserializer, RecordDeserializer, record_deserializer
 from oncelog.config import CONSUMER
 from oncelog.errors import MisuseError, OncelogError, TimedOut
 from oncelog.runtime import system
@@ -466,7 +466,7 @@ class AsyncConsumer:
 
         If there are none, wait up to `timeout` seconds. Returned records count as delivered: the positions
         and automatic commits move past them. A cancelled poll delivers nothing, and the next poll returns its
-        records.
+        records. A deserializer that waits, for example for a schema, may prolong the poll.
 
         Raises OffsetOutOfRange with auto.offset.reset=none, CorruptMessage or InvalidRecord for a batch that
         cannot be decoded, DeserializationError, and any error that has kept a partition unreachable for
@@ -479,8 +479,26 @@ class AsyncConsumer:
         if not is_ready:
             return []
         if self.deserializer is not None:
-            return self._core.delivery.take_converted(limit, self.deserializer)
+            return await self._take_converted(limit, self.deserializer)
         return self._core.delivery.take(limit)
+
+    async def _take_converted(self, limit: int, deserializer: RecordDeserializer) -> list[Record]:
+        """Return up to `limit` converted records. Await what the deserializers need for the first one.
+
+        Stop before a later record for which they would wait: the next poll awaits that. Raises
+        DeserializationError.
+        """
+        delivery = self._core.delivery
+        while deserializer.may_wait:
+            # Look again after each wait: another task may have changed the buffer meanwhile.
+            rows = delivery.peek(limit)
+            ready = next((n for n, row in enumerate(rows) if not deserializer.is_ready(row)), len(rows))
+            if ready or not rows:
+                limit = ready
+                break
+            await deserializer.prepare(rows[0])
+            self._raise_if_closed_meanwhile()
+        return delivery.take_converted(limit, deserializer)
 
     async def poll_arrow(self, timeout: float = 1.0, *, include_headers: bool = False) -> Any | None:
         """Return the records of one partition from one fetch as a pyarrow.RecordBatch.
@@ -645,8 +663,15 @@ class AsyncConsumer:
 
         # Connect first: the time that connecting takes does not count as time without a record.
         await self.start()
+        delivery, deserializer = self._core.delivery, self.deserializer
         while True:
-            record = self._core.delivery.next_record(self.deserializer)
+            if deserializer is not None and deserializer.may_wait:
+                while (row := delivery.peek_next()) is not None and not deserializer.is_ready(row):
+                    # The application asks for the next record, so it has processed the last one.
+                    delivery.finish()
+                    await deserializer.prepare(row)
+                    self._raise_if_closed_meanwhile()
+            record = delivery.next_record(deserializer)
             if record is not None:
                 yield record
             elif not await self._wait_for_records(timeout, prepare) and self.iteration_ends:
