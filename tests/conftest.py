@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 from oncelog_devtools.apache_kafka import ApacheKafka, MissingDependency, fetch_jars
-from oncelog_devtools.spark_connector import connector_jars
+from oncelog_devtools.spark_connector import connector_jars, postgresql_driver
 from support import TESTS, collection_plugin, costs_plugin, tiers_plugin
 from support.scheduler import OneOfEach
 
@@ -24,6 +24,7 @@ from oncelog import Admin, Broker, Producer
 from oncelog.errors import TransactionalIdNotFound
 
 if TYPE_CHECKING:
+    from support.postgresql import PostgresqlServer
     from support.security.brokers import Certificates
 
 # pytest rewrites the asserts of helpers, so they explain failures and also run under `python -OO`.
@@ -144,6 +145,27 @@ def connector_jar_files() -> list[str]:
     """The jars of Spark's own Kafka connector."""
     try:
         return [str(jar) for jar in connector_jars()]
+    except MissingDependency as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgresqlServer]:
+    """One PostgreSQL server for the whole run. Each test uses its own schema."""
+    pytest.importorskip("adbc_driver_postgresql", reason="needs the package adbc-driver-postgresql")
+    from support.postgresql import programs, running_postgresql
+
+    if (where := programs()) is None:
+        pytest.skip("no PostgreSQL found: install the package postgresql")
+    with running_postgresql(where) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgresql_jar() -> str:
+    """The path of the JDBC driver of PostgreSQL."""
+    try:
+        return str(postgresql_driver())
     except MissingDependency as error:
         pytest.skip(str(error))
 

@@ -15,7 +15,16 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "trial.md"
 RUNS = ROOT / "docs" / "trial-runs"
 BEGIN, END = "<!-- runs: written by tools/trial_page.py -->\n", "<!-- end of runs -->"
-ORDER = ("to_topic", "kafka_sink", "to_delta", "to_iceberg", "to_parquet", "to_sqlite")
+ORDER = (
+    "to_topic",
+    "kafka_sink",
+    "to_delta",
+    "to_iceberg",
+    "to_postgresql",
+    "to_jdbc",
+    "to_parquet",
+    "to_sqlite",
+)
 """Names of the runs in the first columns. Other runs follow in the order of their names."""
 
 Rows = list[dict[str, Any]]

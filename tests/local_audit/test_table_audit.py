@@ -11,6 +11,7 @@ import random
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 from pyarrow import parquet
+from support.postgresql import PostgresqlServer
 from support.spark.topics import create_topic, fill, records, store
 from support.spark.transactions import create_compacted, write_transactions
 
@@ -112,12 +114,29 @@ def write_sqlite(path: Path, *files: Sequence[Row]) -> str:
     return f"sqlite:{path}"
 
 
+def write_postgresql(server: PostgresqlServer, path: Path, *files: Sequence[Row]) -> str:
+    """Write a table into a new schema of a database."""
+    schema = server.new_schema()
+    for rows in files or [()]:
+        server.ingest(schema, path.name, arrow(rows))
+    return f"{server.url}&table={schema}.{path.name}"
+
+
 Writer = Callable[..., str]
+WITH_FILES = (write_parquet, write_delta, write_iceberg)
 EVERY_FORMAT = pytest.mark.parametrize(
     "write",
-    [write_parquet, write_delta, write_iceberg, write_sqlite],
-    ids=["parquet", "delta", "iceberg", "sqlite"],
+    [*WITH_FILES, write_sqlite, write_postgresql],
+    ids=["parquet", "delta", "iceberg", "sqlite", "database"],
+    indirect=True,
 )
+
+
+@pytest.fixture
+def write(request: pytest.FixtureRequest) -> Writer:
+    """Return a function that writes a table in the format of the test's parameter, and returns its place."""
+    writer: Writer = request.param
+    return partial(writer, request.getfixturevalue("postgresql")) if writer is write_postgresql else writer
 
 
 def rows_of(topic: str, offsets: Sequence[int | None], partition: int | None = 0) -> list[Row]:
@@ -188,7 +207,7 @@ def test_every_planted_fault_is_named_by_offset_and_file(
     assert (result.verdict, result.unlocated_rows, result.unknown_partition_rows) == ("violated", 3, 2)
     totals = result.totals
     assert (totals.missing, totals.doubled, totals.aborted, totals.open, totals.unknown) == (5, 2, 2, 1, 6)
-    if write is not write_sqlite:
+    if write in WITH_FILES:
         by_kind = {f.kind: len(f.files) for f in result.findings}
         assert by_kind["missing_row"] == 0 and by_kind["aborted_row"] == 1
         doubled = result.findings[1]
@@ -501,7 +520,8 @@ def test_columns_of_wrong_types_are_refused(
 @pytest.mark.parametrize(
     ("table", "error"),
     [
-        ("jdbc:postgresql://h/d", "jdbc tables cannot be audited here"),
+        ("jdbc:postgresql://h/d", r"jdbc:postgresql://h/d names no table: expected .*\?table=NAME"),
+        ("jdbc:mysql://ann:pw@h/d", r"jdbc:mysql://\*\*\*@h/d: .* only PostgreSQL can be audited here"),
         ("csv:/t", "is not a table: expected one of parquet:PATH, delta:PATH, iceberg:PATH, sqlite:PATH"),
         ("/lake/t", "is not a table"),
         ("parquet:/no/such", "no such file or directory"),

@@ -9,7 +9,7 @@ from oncelog_devtools.apache_kafka import ApacheKafka
 from support.pipeline.pipelines import CASES, EXAMPLES, PER_BATCH, Supervised
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
-MAX_LINES = 90
+MAX_LINES = 95
 
 
 def run_through_kills(it: Supervised) -> None:
@@ -64,11 +64,18 @@ def test_a_stop_midway_leaves_whole_batches(ours: str, tmp_path: Path) -> None:
         "upserts",
         pytest.param("to_delta", marks=pytest.mark.behaviour("P9")),
         pytest.param("to_iceberg", marks=pytest.mark.behaviour("P9")),
+        pytest.param("to_postgresql", marks=pytest.mark.behaviour("P9")),
     ],
 )
-def test_kills_lose_and_double_nothing(name: str, ours: str, tmp_path: Path) -> None:
+def test_kills_lose_and_double_nothing(
+    name: str, ours: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     if name == "to_iceberg":
         pytest.importorskip("pyiceberg", reason="needs the package pyiceberg")
+    if name == "to_postgresql":
+        server = request.getfixturevalue("postgresql")
+        (tmp_path / "database").write_text(server.url)
+        (tmp_path / "schema").write_text(server.new_schema())
     with Supervised(CASES[name], ours, tmp_path) as it:
         run_through_kills(it)
 

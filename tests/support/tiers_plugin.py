@@ -40,11 +40,13 @@ FULL_FIXTURES = {
     "spark_cluster": "a Spark cluster",
     "connector_jar_files": "the jars of Spark's own Kafka connector, from Maven Central",
     "spark_connector": "Spark's own Kafka connector, from Maven Central",
+    "postgresql": "a PostgreSQL server",
+    "postgresql_jar": "the JDBC driver of PostgreSQL, from Maven Central",
     "outcome_of": "a Spark driver in a process of its own",
 }
 """Fixtures that only tests of the full tier may request, directly or through another fixture."""
 
-FULL_PARAMETERS = {"apache": "Apache Kafka"}
+FULL_PARAMETERS = {"apache": "Apache Kafka", "database": "a PostgreSQL server"}
 """Words in parameter ids that stand for a fixture of the full tier. A test with such a parameter gets the
 fixture by getfixturevalue.
 """

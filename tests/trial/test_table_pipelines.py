@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from support.pipeline.pipelines import EXAMPLES
+from support.postgresql import PostgresqlServer
+from support.wait import wait_until
+
+from oncelog.local_audit.tables.postgresql_table import connect, parse_database
 
 pytestmark = [pytest.mark.behaviour("P9"), pytest.mark.spark]
 
@@ -66,6 +72,28 @@ class IcebergCase:
 
     def version(self) -> int:
         return len(self.open().snapshots())
+
+
+class PostgresqlCase:
+    """A table of a PostgreSQL database. `open` begins a transaction, in which `append` adds rows."""
+
+    def __init__(self, server: PostgresqlServer) -> None:
+        self.example = load_example("to_postgresql")
+        self._server, self.table = server, f"{server.new_schema()}.orders"
+        server.execute(*(text.format(table=self.table) for text in self.example.TABLES))
+
+    def append(self, rows: Any, batch_id: int) -> None:
+        with self.open() as connection:
+            self.example.append(connection, self.table, rows, batch_id)
+
+    def open(self) -> Any:
+        return connect(parse_database(self._server.url))
+
+    def offsets(self) -> list[tuple[int, int]]:
+        return self._server.execute(f'SELECT "partition", "offset" FROM {self.table} ORDER BY 1, 2')
+
+    def stored(self) -> list[tuple[Any, ...]]:
+        return self._server.execute(f"SELECT * FROM {self.table}_offsets ORDER BY 1, 2")
 
 
 def located(table: Any) -> list[tuple[int, int]]:
@@ -136,3 +164,48 @@ def test_an_iceberg_table_that_repeats_commits_is_refused(tmp_path: Path) -> Non
     case.catalog.create_table("lake.other", case.example.COLUMNS)
     with pytest.raises(ValueError, match=r"commit\.retry\.num-retries"):
         case.example.append(case.catalog.load_table("lake.other"), records(0, range(3)))
+
+
+def test_rows_that_come_again_are_added_to_a_database_once(postgresql: PostgresqlServer) -> None:
+    case = PostgresqlCase(postgresql)
+    first = pa.concat_tables([records(1, range(4)), records(0, range(10))])
+    case.append(first, 0)
+    case.append(first, 0)
+    assert case.stored() == [("orders", 0, 9, 0), ("orders", 1, 3, 0)]
+    # After a start with another checkpoint, the micro-batches begin at other offsets.
+    case.append(pa.concat_tables([records(0, range(7, 20)), records(2, range(5, 6))]), 0)
+    case.append(records(1, range(6)), 1)
+    assert case.offsets() == [*((0, n) for n in range(20)), *((1, n) for n in range(6)), (2, 5)]
+    assert case.stored() == [("orders", 0, 19, 0), ("orders", 1, 5, 1), ("orders", 2, 5, 0)]
+
+
+def test_a_transaction_that_does_not_commit_adds_neither_rows_nor_offsets(
+    postgresql: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = PostgresqlCase(postgresql)
+    monkeypatch.setattr(case.example, "SET_OFFSETS", "SELECT 1 / 0")
+    with pytest.raises(case.example.dbapi.Error):
+        case.append(records(0, range(3)), 0)
+    assert (case.offsets(), case.stored()) == ([], [])
+    monkeypatch.undo()
+    case.append(records(0, range(3)), 0)
+    assert case.offsets() == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_a_second_driver_waits_for_the_first_one_and_adds_nothing_again(postgresql: PostgresqlServer) -> None:
+    case = PostgresqlCase(postgresql)
+    rows, done = records(0, range(5)), Event()
+
+    def add_the_same_rows() -> None:
+        case.append(rows, 0)
+        done.set()
+
+    with ThreadPoolExecutor(1) as second_driver, case.open() as first:
+        with first.cursor() as cursor:
+            cursor.execute(f"LOCK TABLE {case.table}_offsets IN SHARE ROW EXCLUSIVE MODE")
+        second = second_driver.submit(add_the_same_rows)
+        wait_until(lambda: postgresql.execute("SELECT 1 FROM pg_locks WHERE NOT granted"))
+        assert not done.is_set()
+        case.example.append(first, case.table, rows, 0)
+        second.result()
+    assert case.offsets() == [(0, n) for n in range(5)]

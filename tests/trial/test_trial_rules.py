@@ -13,7 +13,18 @@ from support.append_notation import rows
 
 from oncelog.errors import ConfigError
 from oncelog.trial.judgement import Counts, Verdict, count, exit_code, foreign_text, judge, row_id
-from oncelog.trial.plan import CELLS, Evidence, Moment, TargetKind, choose_cells, has_come, spread, why_not
+from oncelog.trial.plan import (
+    CELLS,
+    LOCAL_CLUSTER,
+    Evidence,
+    Moment,
+    TargetKind,
+    choose_cells,
+    has_come,
+    master_of,
+    spread,
+    why_not,
+)
 from oncelog.trial.run import placeholders_filled
 from oncelog.trial.spark_checkpoint import CheckpointState, newest_entry, positions_of, read_checkpoint
 from oncelog.trial.targets import files_in_log
@@ -58,6 +69,29 @@ def test_every_cell_is_in_the_table() -> None:
     assert {row[1] for row in FAULTS} == {cell.name for cell in CELLS}
     assert {cell.kill_at for cell in CELLS} == {None, *Moment}
     assert [cell.name for cell in CELLS if cell.is_calm] == ["calm"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "master", "expected"),
+    [
+        ("calm", "local[2,4]", "local[2,4]"),
+        ("worker-killed", "local[*]", "local[*]"),
+        ("executor-killed", "local[2,4]", LOCAL_CLUSTER),
+        ("executor-killed", "local-cluster[3,1,512]", "local-cluster[3,1,512]"),
+    ],
+)
+def test_an_executor_is_killed_where_it_is_a_process(cell: str, master: str, expected: str) -> None:
+    (chosen,) = choose_cells([cell], TargetKind.TOPIC)
+    assert master_of(chosen, master) == expected
+
+
+def test_a_cell_that_cannot_happen_is_run_only_if_it_is_named() -> None:
+    every = {cell.name for cell in CELLS}
+    assert {cell.name for cell in choose_cells([], TargetKind.TOPIC)} == every
+    without = choose_cells([], TargetKind.DELTA, can_kill_executors=False)
+    assert {cell.name for cell in without} == every - {"driver-in-commit", "executor-killed"}
+    (named,) = choose_cells(["executor-killed"], TargetKind.DELTA, can_kill_executors=False)
+    assert named.name == "executor-killed"
 
 
 @pytest.mark.behaviour("P7")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support import ROOT
 from support.cli import Outcome, oncelog
+from support.postgresql import PostgresqlServer
 from support.spark.worker_python import spark_python
 
 pytestmark = [
@@ -80,4 +81,43 @@ def test_sparks_own_sink_doubles_a_micro_batch_whose_commit_is_lost(
     row = only_row(outcome)
     assert (outcome.code, row["verdict"], row["happened"]) == (3, "violated", "yes"), outcome
     # The query may have seen the 200 rows in two parts, and only the last micro-batch is repeated.
+    assert row["lost"] == 0 and 0 < row["doubled"] <= 200
+
+
+@pytest.mark.behaviour("P7")
+def test_an_executor_that_is_killed_loses_and_doubles_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    work, file = tmp_path / "work", str(EXAMPLES / "to_topic.py")
+    outcome = trial(monkeypatch, file, "--cells", "executor-killed", "--work-dir", str(work))
+    row = only_row(outcome)
+    assert (outcome.code, row["verdict"], row["happened"]) == (0, "clean", "yes"), outcome
+    # Spark has replaced the killed executor: the logs of three are in the trial's directory.
+    logs = list((work / "executor-killed" / "spark" / "work").glob("app-*/*/stderr"))
+    assert len(logs) == 3
+
+
+@pytest.mark.behaviour("P7")
+@pytest.mark.behaviour("P9")
+def test_a_database_is_clean_when_a_commit_of_spark_is_lost(
+    monkeypatch: pytest.MonkeyPatch, postgresql: PostgresqlServer, tmp_path: Path
+) -> None:
+    file, work = str(ROOT / "examples" / "pipelines" / "to_postgresql.py"), str(tmp_path / "work")
+    options = ("--target", "postgresql", "--database", postgresql.url, "--cells", "commit-lost")
+    outcome = trial(monkeypatch, file, *options, "--work-dir", work)
+    row = only_row(outcome)
+    assert (outcome.code, row["verdict"], row["happened"]) == (0, "clean", "yes"), outcome
+    assert row["found"] == 400
+
+
+@pytest.mark.behaviour("P7")
+def test_jdbc_in_foreach_batch_doubles_a_micro_batch_whose_commit_is_lost(
+    monkeypatch: pytest.MonkeyPatch, postgresql: PostgresqlServer, postgresql_jar: str, tmp_path: Path
+) -> None:
+    file, work = str(EXAMPLES / "to_jdbc.py"), str(tmp_path / "work")
+    options = ("--target", "postgresql", "--database", postgresql.url, "--cells", "commit-lost")
+    conf = ("--conf", f"spark.jars={postgresql_jar}")
+    outcome = trial(monkeypatch, file, *options, *conf, "--work-dir", work)
+    row = only_row(outcome)
+    assert (outcome.code, row["verdict"], row["happened"]) == (3, "violated", "yes"), outcome
     assert row["lost"] == 0 and 0 < row["doubled"] <= 200

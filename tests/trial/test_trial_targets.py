@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -279,6 +280,41 @@ def test_a_worker_is_killed_with_sigkill(control: Control, monkeypatch: pytest.M
     control.strikes.arm()
     assert control.passed(3, strike=Strike.KILL_WORKER) == [0, 1, -1]
     assert killed == [(os.getpid(), signal.SIGKILL)]
+
+
+def test_an_executor_is_killed_with_the_worker_of_the_task(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark starts an executor, the executor a daemon of Python, and the daemon the worker of a task."""
+    executor = "java org.apache.spark.executor.CoarseGrainedExecutorBackend --driver-url x"
+    processes = {os.getpid(): (70, "python"), 70: (60, "python"), 60: (50, executor), 50: (1, "java Driver")}
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda *arguments: killed.append(arguments))
+    monkeypatch.setattr(fault_point, "_parent_and_command", processes.__getitem__)
+    control.strikes.arm()
+    assert control.passed(3, strike=Strike.KILL_EXECUTOR) == [0, 1, -1]
+    assert killed == [(60, signal.SIGKILL), (os.getpid(), signal.SIGKILL)]
+
+
+def test_a_task_that_no_executor_runs_is_no_fault(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a local master, the JVM of the driver runs the tasks."""
+    processes = {os.getpid(): (60, "python"), 60: (50, "java SparkSubmit"), 50: (1, "python")}
+    monkeypatch.setattr(fault_point, "_parent_and_command", processes.__getitem__)
+    control.strikes.arm()
+    with pytest.raises(RuntimeError, match="no process above this Python worker is an executor"):
+        control.passed(3, strike=Strike.KILL_EXECUTOR)
+    control.strikes.query_failed()
+    assert not control.strikes.has_counted
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux has /proc")
+def test_the_parent_and_the_command_of_a_process_are_read(tmp_path: Path) -> None:
+    program = tmp_path / "a (strange) name"
+    program.symlink_to(sys.executable)
+    with subprocess.Popen([program, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        parent, command = fault_point._parent_and_command(process.pid)
+        process.kill()
+    assert parent == os.getpid() and "strange" in command
 
 
 # -- docs/trial.md ----------------------------------------------------------------------------------------

@@ -59,8 +59,8 @@ _TABLE_WIDE = ("severity", "key")
 @click.option(
     "--table",
     metavar="FORMAT:PATH",
-    help="Compare this table with the topics instead: parquet:PATH, delta:PATH, iceberg:NAME or "
-    "sqlite:PATH[#TABLE].",
+    help="Compare this table with the topics instead: parquet:PATH, delta:PATH, iceberg:NAME, "
+    "sqlite:PATH[#TABLE] or jdbc:postgresql://HOST:PORT/DB?table=NAME.",
 )
 @click.option(
     "--columns",
@@ -119,8 +119,8 @@ def command(
     oncelog audit --files copies/enriched-0 --against copies/payments-0
     oncelog audit enriched --distinct provenance   # what an at-least-once job wrote twice
     oncelog audit payments --local                 # in this process, without Spark
-    oncelog audit payments --table delta:/lake/payments
     oncelog audit payments --table parquet:/lake/payments --columns partition=p,offset=o
+    oncelog audit payments --table "jdbc:postgresql://127.0.0.1:5432/shop?table=payments"
 
     With --table, each committed record must have one row, and no other record may have one.
 
@@ -261,8 +261,9 @@ def _show_table(result: TableAuditResult, what: str, output: str, html: Path | N
     say("\n".join(summary), err=True)
     if html is not None:
         from oncelog.local_audit.page import render_table_audit
+        from oncelog.local_audit.tables.table import without_login
 
-        html.write_text(render_table_audit(result, what), encoding="utf-8")
+        html.write_text(render_table_audit(result, without_login(what)), encoding="utf-8")
 
 
 def _show(result: AuditResult, what: str, output: str, html: Path | None) -> None:

@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
@@ -30,11 +30,17 @@ _MIN_ROWS = 10
 @click.option(
     "--target",
     "kind",
-    type=click.Choice(["topic", "parquet", "parquet-committed", "delta", "iceberg", "sqlite"]),
+    type=click.Choice(["topic", "parquet", "parquet-committed", "delta", "iceberg", "sqlite", "postgresql"]),
     default="topic",
     show_default=True,
     help="The kind of the pipeline's target. parquet counts every file, parquet-committed only those that "
     "Spark's log of the directory names.",
+)
+@click.option(
+    "--database",
+    metavar="URL",
+    help="The database of --target postgresql: jdbc:postgresql://HOST:PORT/DB?user=NAME. Each run gets a "
+    "schema of its own, which is dropped at the end. Keep the password in ~/.pgpass.",
 )
 @click.option(
     "--cells",
@@ -56,8 +62,8 @@ _MIN_ROWS = 10
     "pairs",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A setting of the pipeline. In its value, {source}, {target}, {checkpoint} and {bootstrap_servers} "
-    "are replaced. Repeatable.",
+    help="A setting of the pipeline. In its value, {source}, {target}, {table}, {checkpoint} and "
+    "{bootstrap_servers} are replaced. Repeatable.",
 )
 @click.option(
     "--row",
@@ -119,14 +125,14 @@ def command(
     """Run the pipeline in FILE under a matrix of faults, and count the rows that it loses or doubles.
 
     FILE is a pipeline as for `oncelog pipeline run`: it defines pipeline(spark, settings), which starts the
-    query and returns it. The trial gives it the settings BOOTSTRAP_SERVERS, SOURCE (a topic), TARGET (a topic
-    or directory), CHECKPOINT and TRIGGER. The query must read SOURCE from its beginning, write each row once,
-    and keep the row's id.
+    query and returns it. The trial gives it the settings BOOTSTRAP_SERVERS, SOURCE (a topic), TARGET, TABLE,
+    CHECKPOINT and TRIGGER. The query must read SOURCE from its beginning, write each row once, with its id.
 
     \b
     Examples:
       oncelog trial enrich.py --set CUSTOMERS=customers.csv --report trial.html
       oncelog trial to_parquet.py --target parquet --cells driver-in-write,commit-lost
+      oncelog trial to_postgresql.py --target postgresql --database jdbc:postgresql://127.0.0.1:5432/test
       oncelog trial mine.py --set KAFKA={bootstrap_servers} --set IN={source} --set OUT={target}
 
     Each cell of the matrix is one run with one fault. A fault that did not happen is no proof.
@@ -140,12 +146,13 @@ def command(
     from oncelog.trial.plan import TargetKind, choose_cells
 
     settings, spark_conf = parse_properties(pairs), parse_properties(conf)
-    chosen = choose_cells([name.strip() for name in cells.split(",")] if cells else [], TargetKind(kind))
-    _check_options(options["master"], report)
+    names = [name.strip() for name in cells.split(",")] if cells else []
+    chosen = choose_cells(names, TargetKind(kind), can_kill_executors=sys.platform == "linux")
+    _check_options(kind, report, options)
     options["row"] = options["row"] or DEFAULT_ROW
     check_spark()
     name = f"trial-{token_hex(4)}"
-    with _sigterm_exits(), _directory(work_dir) as directory, _cluster(servers, name) as address:
+    with _sigterm_exits(), _cluster(servers, options, name) as address, _directory(work_dir) as directory:
         from oncelog.trial.run import Trial
         from oncelog.trial.versions import facts_of
 
@@ -165,8 +172,10 @@ def command(
             sys.exit(code)
 
 
-def _check_options(master: str, report: Path | None) -> None:
-    if not master.startswith("local"):
+def _check_options(kind: str, report: Path | None, options: Mapping[str, Any]) -> None:
+    if (kind == "postgresql") != (options["database"] is not None):
+        raise click.UsageError("--target postgresql and --database need each other")
+    if not options["master"].startswith("local"):
         raise click.UsageError("--master: a trial kills processes of this machine, so use a local master")
     if report is not None and not report.absolute().parent.is_dir():
         # Check the directory before the runs: they take minutes, and their results would be lost.
@@ -236,20 +245,27 @@ def _directory(given: Path | None) -> Iterator[Path]:
 
 
 @contextmanager
-def _cluster(servers: str | None, name: str) -> Iterator[str]:
+def _cluster(servers: str | None, options: Mapping[str, Any], name: str) -> Iterator[str]:
     """Yield `servers`, and at the end delete the trial's topics on that cluster. If `servers` is None, start
-    a broker, and yield its address.
+    a broker, and yield its address. At the end, also drop the trial's schemas in the database.
     """
-    from oncelog import Admin, Broker
+    from oncelog import Broker
+    from oncelog.trial.targets import schemas_of
 
-    if servers is None:
-        with Broker() as broker:
-            yield broker.bootstrap_servers
-        return
-    try:
+    with ExitStack() as stack:
+        if options["database"] is not None:
+            stack.enter_context(schemas_of(options["database"], name))
+        if servers is None:
+            yield stack.enter_context(Broker()).bootstrap_servers
+            return
+        stack.callback(_delete_topics, servers, name)
         yield servers
-    finally:
-        with Admin({"bootstrap.servers": servers}) as admin:
-            topics = [topic.name for topic in admin.list_topics() if topic.name.startswith(f"{name}-")]
-            if topics:
-                admin.delete_topics(topics)
+
+
+def _delete_topics(servers: str, name: str) -> None:
+    from oncelog import Admin
+
+    with Admin({"bootstrap.servers": servers}) as admin:
+        topics = [topic.name for topic in admin.list_topics() if topic.name.startswith(f"{name}-")]
+        if topics:
+            admin.delete_topics(topics)

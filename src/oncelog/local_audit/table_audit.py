@@ -57,6 +57,7 @@ def audit_table(
     `table` is `parquet:PATH`, `delta:PATH`, or `sqlite:PATH` with `#NAME` if the database has several tables.
     `iceberg:NAME` is in the default catalog of pyiceberg's configuration; `iceberg:PATH` is a metadata file
     or the directory of a table in a Hadoop catalog.
+    `jdbc:postgresql://HOST:PORT/DB?table=NAME` is a table or view of a PostgreSQL database.
     `columns` names the table's columns: `topic=T,partition=P,offset=O,key=K`, each optional. Without a column
     for the topic, all rows belong to the only audited topic.
 
@@ -132,6 +133,10 @@ def _open(kind: str, path: str, columns: Columns, topics: Sequence[str]) -> Tabl
             from oncelog.local_audit.tables.sqlite_table import SqliteTable
 
             return SqliteTable(path, columns, topics)
+        case "jdbc":
+            from oncelog.local_audit.tables.postgresql_table import open_postgresql
+
+            return open_postgresql(path, columns, topics)
         case _:
             raise ConfigError(f"{kind}: no such format of tables")
 

@@ -38,7 +38,8 @@ def assert_exactly_once(
     - `keys`: each record key must occur once per topic.
     - `against`: topics that must contain the same keys equally often.
     - `table`: a table that must have one row for each committed record, and no other row: `parquet:PATH`,
-      `delta:PATH` or `sqlite:PATH`. `columns` names its columns, as in `oncelog audit --columns`.
+      `delta:PATH`, `sqlite:PATH` or `jdbc:postgresql://HOST:PORT/DB?table=NAME`. `columns` names its columns,
+      as in `oncelog audit --columns`.
     - `compacted_topics`: topics that were compacted in the past.
     """
     from oncelog.local_audit import audit_table, audit_topic

@@ -36,6 +36,8 @@ _BATCHES_BEFORE = 2
 _WAIT_TIMEOUT_S = 10.0
 """Longest wait for a write in seconds. Some sinks write nothing before their task has all rows."""
 _POLL_S = 0.02
+_EXECUTOR = "CoarseGrainedExecutorBackend"
+"""The main class of an executor's JVM, of whatever cluster manager."""
 
 
 class TaskFault(RuntimeError):
@@ -119,10 +121,44 @@ def _strike_if_armed(control: Path, strike: str, stage_name: str) -> None:
     except FileExistsError:
         return
     _wait_while(lambda: not (control / f"{WRITTEN}-{stage_name}").exists())
+    victims = _victims(strike)
     (control / f"{RAISED}-{stage_name}").touch()
-    if strike == Strike.KILL_WORKER:
-        os.kill(os.getpid(), signal.SIGKILL)
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
     raise TaskFault("oncelog trial: this task fails once")
+
+
+def _victims(strike: str) -> list[int]:
+    """Return the processes to kill. This process is the last of them."""
+    match Strike(strike):
+        case Strike.KILL_WORKER:
+            return [os.getpid()]
+        case Strike.KILL_EXECUTOR:
+            return [executor_above(os.getpid(), _parent_and_command), os.getpid()]
+        case _:
+            return []
+
+
+def executor_above(pid: int, look_up: Callable[[int], tuple[int, str]]) -> int:
+    """Return the process id of the executor that started a Python worker, perhaps through Spark's daemon.
+
+    `look_up` returns the parent and the command line of a process. Raises RuntimeError if no process above
+    `pid` is an executor.
+    """
+    while pid > 1:
+        parent, command = look_up(pid)
+        if _EXECUTOR in command:
+            return pid
+        pid = parent
+    raise RuntimeError("oncelog trial: no process above this Python worker is an executor")
+
+
+def _parent_and_command(pid: int) -> tuple[int, str]:
+    """Return the parent and the command line of a process. Only Linux has these files."""
+    directory = Path("/proc", str(pid))
+    # The name of the program, in parentheses, may contain spaces.
+    _state, parent = (directory / "stat").read_text().rpartition(")")[2].split()[:2]
+    return int(parent), (directory / "cmdline").read_bytes().decode(errors="replace")
 
 
 class Strikes:

@@ -21,6 +21,9 @@ from typing import assert_never
 
 from oncelog.errors import ConfigError
 
+LOCAL_CLUSTER = "local-cluster[2,1,1024]"
+"""A master that starts two executors on this machine, with one core and 1024 MB each."""
+
 
 class TargetKind(StrEnum):
     """The kind of a pipeline's target. The values are those of the option --target.
@@ -31,6 +34,7 @@ class TargetKind(StrEnum):
     DELTA              a Delta Lake table
     ICEBERG            a directory with Iceberg tables and catalog.db, their SQL catalog in SQLite
     SQLITE             a SQLite database: the rows of all its tables
+    POSTGRESQL         a PostgreSQL database: the rows of all tables in a schema of the run
     """
 
     TOPIC = "topic"
@@ -39,18 +43,21 @@ class TargetKind(StrEnum):
     DELTA = "delta"
     ICEBERG = "iceberg"
     SQLITE = "sqlite"
+    POSTGRESQL = "postgresql"
 
 
 class Strike(StrEnum):
     """A fault inside the pipeline's processes.
 
-    RAISE        a task raises in the middle of its rows
-    KILL_WORKER  a task's Python worker is killed in the middle of its rows
-    HOLD         a function of foreachBatch finishes its work, but does not return until the driver is killed
+    RAISE          a task raises in the middle of its rows
+    KILL_WORKER    a task's Python worker is killed in the middle of its rows
+    KILL_EXECUTOR  the JVM of a task's executor is killed in the middle of the task's rows
+    HOLD           a function of foreachBatch has done its work, and does not return before the kill
     """
 
     RAISE = "raise"
     KILL_WORKER = "kill-worker"
+    KILL_EXECUTOR = "kill-executor"
     HOLD = "hold"
 
 
@@ -100,6 +107,11 @@ CELLS = (
         strike=Strike.KILL_WORKER,
     ),
     Cell(
+        "executor-killed",
+        "a task's executor is killed in the middle of its rows",
+        strike=Strike.KILL_EXECUTOR,
+    ),
+    Cell(
         "driver-before-write",
         "the driver is killed, the micro-batch planned and no row written",
         network=Network.LOSE_READS,
@@ -133,10 +145,13 @@ CELLS = (
 )
 
 
-def choose_cells(names: Collection[str], kind: TargetKind) -> tuple[Cell, ...]:
-    """Return the named cells in the order of CELLS; without names, all cells that this target can have.
+def choose_cells(
+    names: Collection[str], kind: TargetKind, *, can_kill_executors: bool = True
+) -> tuple[Cell, ...]:
+    """Return the named cells in the order of CELLS; without names, all cells that can happen.
 
-    Raises ConfigError for an unknown name.
+    `can_kill_executors` is True if a process can find the executor that started it. Raises ConfigError for
+    an unknown name.
     """
     unknown = [name for name in names if name not in {cell.name for cell in CELLS}]
     if unknown:
@@ -144,8 +159,10 @@ def choose_cells(names: Collection[str], kind: TargetKind) -> tuple[Cell, ...]:
         raise ConfigError(f"--cells: no cell is named {unknown[0]!r}; there are {known}")
     if names:
         return tuple(cell for cell in CELLS if cell.name in names)
-    is_topic = kind is TargetKind.TOPIC
-    return tuple(cell for cell in CELLS if is_topic or cell.kill_at is not Moment.COMMITTING)
+    impossible = [cell for cell in CELLS if cell.strike is Strike.KILL_EXECUTOR and not can_kill_executors]
+    if kind is not TargetKind.TOPIC:
+        impossible += [cell for cell in CELLS if cell.kill_at is Moment.COMMITTING]
+    return tuple(cell for cell in CELLS if cell not in impossible)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +211,7 @@ def why_not(cell: Cell, evidence: Evidence) -> str | None:
     For a kill, `evidence` was collected after the driver's death, because the driver may have made progress
     before the kill took effect.
     """
-    if cell.strike in (Strike.RAISE, Strike.KILL_WORKER):
+    if cell.strike is not None and cell.strike is not Strike.HOLD:
         if evidence.has_counted:
             return None
         if evidence.has_struck:
@@ -222,6 +239,17 @@ def why_not(cell: Cell, evidence: Evidence) -> str | None:
     if cell.network is Network.CUT_ANSWERS and evidence.cuts == 0:
         return "the pipeline sent nothing whose response could be cut"
     return None
+
+
+def master_of(cell: Cell, master: str) -> str:
+    """Return the Spark master of a run.
+
+    With `local[N]`, the driver's JVM runs the tasks. So a cell that kills an executor gets a master that
+    starts executors as processes.
+    """
+    if cell.strike is Strike.KILL_EXECUTOR and not master.startswith("local-cluster"):
+        return LOCAL_CLUSTER
+    return master
 
 
 def spread(rows: int, micro_batches: int) -> Sequence[range]:

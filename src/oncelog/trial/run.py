@@ -7,13 +7,14 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
 from oncelog.errors import ConfigError, OncelogError, TimedOut
+from oncelog.local_audit.tables.table import without_login
 from oncelog.pipeline.restart_policy import ExitKind
 from oncelog.testing.proxy.events import Direction, Fate, WireEvent
 from oncelog.testing.proxy.proxy import Proxy
@@ -21,9 +22,9 @@ from oncelog.testing.proxy.rules import Action, Rule
 from oncelog.trial.driver import Driver
 from oncelog.trial.fault_point import Strikes
 from oncelog.trial.judgement import Counts, Verdict, count, foreign_text, judge, row_id
-from oncelog.trial.plan import Cell, Evidence, Network, TargetKind, has_come, spread, why_not
+from oncelog.trial.plan import Cell, Evidence, Network, TargetKind, has_come, master_of, spread, why_not
 from oncelog.trial.spark_checkpoint import CheckpointState, read_checkpoint, remove_last_commit
-from oncelog.trial.targets import Target, target_of
+from oncelog.trial.targets import PostgresqlTarget, Target, target_of
 
 PARTITIONS = 2
 """Partitions of the source, and of the target if it is a topic."""
@@ -79,6 +80,7 @@ class Trial:
     - `settings`: the settings of the pipeline, with placeholders.
     - `row`: the value of a row, with `{n}` for its id.
     - `timeout_s`: the time limit of one cell, in seconds.
+    - `database`: the JDBC URL of the database; None for other targets.
     """
 
     file: Path
@@ -94,6 +96,7 @@ class Trial:
     conf: Mapping[str, str] = field(default_factory=dict)
     master: str = "local[2,4]"
     timeout_s: float = 600.0
+    database: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,21 @@ def run_cell(trial: Trial, cell: Cell) -> Outcome:
     Raises ConfigError if the file is not a pipeline that can be started.
     """
     return _CellRun(trial, cell).run()
+
+
+def linked_spark_home(directory: Path) -> Path:
+    """Make a directory with links to all of Spark, and return it.
+
+    The workers of a local-cluster write the logs of executors to `work` in Spark's own directory, which may
+    be read-only, or part of a virtual environment.
+    """
+    import pyspark
+
+    directory.mkdir()
+    for path in Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent).iterdir():
+        if path.name != "work":
+            (directory / path.name).symlink_to(path)
+    return directory
 
 
 class _Watch:
@@ -188,7 +206,9 @@ class _CellRun:
         self._source = f"{trial.name}-{cell.name}-source"
         name = f"{trial.name}-{cell.name}-target"
         place = self._directory / "target"
-        self._target: Target = target_of(trial.kind, name, place, trial.servers, trial.id_name)
+        self._target: Target = target_of(
+            trial.kind, name, place, trial.servers, trial.id_name, trial.database
+        )
         self._log_file = self._directory / "driver.log"
         self._ends: Counter[int] = Counter()
         self._marks: list[Mark] = []
@@ -202,13 +222,14 @@ class _CellRun:
     def run(self) -> Outcome:
         counts, error = None, None
         try:
-            self._run()
-            counts = self._count()
+            with self._target if isinstance(self._target, PostgresqlTarget) else nullcontext():
+                self._run()
+                counts = self._count()
             error = foreign_text(counts, self._trial.id_name)
         except ConfigError:
             raise
         except (OncelogError, OSError, sqlite3.Error) as failure:
-            error = str(failure)
+            error = without_login(str(failure))
             self._mark(MarkKind.NOTE, error)
         seconds = time.monotonic() - self._began
         detail = "; ".join(part for part in (self._detail, self._target.remark) if part)
@@ -234,7 +255,8 @@ class _CellRun:
         except Exception as failure:
             # Catch every exception: a pipeline may write anything, and each library that reads it raises its
             # own exceptions. If one ended the trial, the results of the other cells would be lost.
-            text = f"the target {self._target.address} cannot be read: {type(failure).__name__}: {failure}"
+            address = without_login(self._target.address)
+            text = f"the target {address} cannot be read: {type(failure).__name__}: {failure}"
             raise OncelogError(text) from failure
 
     def _mark(self, kind: MarkKind, text: str) -> None:
@@ -285,20 +307,24 @@ class _CellRun:
             yield
 
     def _new_driver(self) -> Driver:
-        trial, target = self._trial, self._target.address
+        trial = self._trial
         values = {
             "bootstrap_servers": self._proxy.bootstrap_servers,
             "source": self._source,
-            "target": target,
+            "target": self._target.address,
+            "table": self._target.table,
             "checkpoint": str(self._checkpoint),
         }
         settings = {name.upper(): value for name, value in values.items()}
-        settings |= {"TABLE": target, "TRIGGER": "0 seconds", "TMPDIR": str(self._directory / "tmp")}
+        settings |= {"TRIGGER": "0 seconds", "TMPDIR": str(self._directory / "tmp")}
         settings |= {key: placeholders_filled(value, values) for key, value in trial.settings.items()}
         given = os.environ.get("JAVA_TOOL_OPTIONS", "")
         settings["JAVA_TOOL_OPTIONS"] = f"{_LIGHT_JVM} {given}".strip()
         conf = {**_CONF, "spark.local.dir": str(self._directory / "tmp"), **trial.conf}
-        job = {"file": str(trial.file), "master": trial.master, "conf": conf}
+        master = master_of(self._cell, trial.master)
+        if master.startswith("local-cluster"):
+            settings["SPARK_HOME"] = str(linked_spark_home(self._directory / "spark"))
+        job = {"file": str(trial.file), "master": master, "conf": conf}
         return Driver(job, settings, self._log_file, self._control, self._cell.strike)
 
     def _start_driver(self) -> None:
@@ -415,7 +441,7 @@ class _CellRun:
         """Start the driver again after it has ended by itself."""
         ended = self._driver.exit_info
         assert ended is not None
-        text = ended.error or f"the query is {ended.kind.value}"
+        text = without_login(ended.error or f"the query is {ended.kind.value}")
         self._driver.kill()
         if ended.kind is not ExitKind.DONE:
             self._strikes.query_failed()

@@ -6,30 +6,45 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import pyarrow as pa
 import pyarrow.parquet
 
-from oncelog.errors import MissingDependency, TimedOut
+from oncelog.errors import MissingDependency, StorageError, TimedOut
+from oncelog.local_audit.tables.postgresql_table import Database, connect, parse_database, quoted, sql_errors
 from oncelog.trial.plan import TargetKind
 
 _STABLE_TIMEOUT_S = 60.0
 _LOCK_TIMEOUT_S = 10.0
+_COUNT_LOCK_TIMEOUT_MS = 100
+"""Longest wait for a lock when writes are counted, which is done all the time."""
 _POLL_S = 0.1
 _HIDING = ("_", ".")
 """Spark and other readers ignore files and folders whose names begin with these characters."""
 
+_COLUMNS = """
+SELECT c.relname::text, a.attname::text FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+  AND a.attnum > 0 AND NOT a.attisdropped ORDER BY 1, a.attnum
+"""
+"""The tables of a schema and their columns. Partitions are left out, because their table has their rows."""
+
+_SCHEMAS = "SELECT nspname::text FROM pg_namespace WHERE starts_with(nspname::text, $1)"
 Row = Mapping[str, Any]
 
 
 class Target(Protocol):
-    """The place to which a pipeline writes. `address` is the value of its setting TARGET."""
+    """The place to which a pipeline writes.
+
+    `address` and `table` are the values of its settings TARGET and TABLE.
+    """
 
     address: str
+    table: str
 
     def count_writes(self) -> int:
         """Return a number that grows with each write to the target; 0 for a topic, where the proxy counts."""
@@ -45,8 +60,15 @@ class Target(Protocol):
         ...
 
 
-def target_of(kind: TargetKind, name: str, directory: Path, servers: str, id_name: str) -> Target:
-    """Return the target of a run: the topic `name`, or the directory `directory`."""
+def target_of(
+    kind: TargetKind,
+    name: str,
+    directory: Path,
+    servers: str,
+    id_name: str,
+    database: str | None = None,
+) -> Target:
+    """Return the target of a run: the topic `name`, the directory `directory`, or a schema of `database`."""
     match kind:
         case TargetKind.TOPIC:
             return TopicTarget(servers, name)
@@ -56,6 +78,8 @@ def target_of(kind: TargetKind, name: str, directory: Path, servers: str, id_nam
             return IcebergTarget(directory, id_name)
         case TargetKind.SQLITE:
             return SqliteTarget(directory / "target.db", id_name)
+        case TargetKind.POSTGRESQL:
+            return PostgresqlTarget(database or "", name, id_name)
         case _:
             return ParquetTarget(directory, id_name, only_committed=kind is TargetKind.PARQUET_COMMITTED)
 
@@ -72,7 +96,8 @@ class TopicTarget:
     """A topic, whose rows are the records that read_committed consumers see."""
 
     def __init__(self, servers: str, topic: str) -> None:
-        self.address, self._servers = topic, servers
+        self.address = self.table = topic
+        self._servers = servers
         self.remark = ""
 
     def count_writes(self) -> int:
@@ -115,8 +140,8 @@ class ParquetTarget:
     """
 
     def __init__(self, directory: Path, id_name: str, *, only_committed: bool) -> None:
-        self.address, self._directory, self._only_committed = str(directory), directory, only_committed
-        self._id_name = id_name
+        self.address = self.table = str(directory)
+        self._directory, self._only_committed, self._id_name = directory, only_committed, id_name
         self.remark = ""
 
     def count_writes(self) -> int:
@@ -155,7 +180,8 @@ class DeltaTarget:
             import deltalake  # noqa: F401
         except ImportError:
             raise MissingDependency("--target delta needs deltalake: pip install 'oncelog[delta]'") from None
-        self.address, self._directory, self._id_name = str(directory), directory, id_name
+        self.address = self.table = str(directory)
+        self._directory, self._id_name = directory, id_name
         self.remark = ""
 
     def count_writes(self) -> int:
@@ -186,7 +212,8 @@ class IcebergTarget:
             raise MissingDependency(
                 "--target iceberg needs pyiceberg: pip install 'oncelog[iceberg]'"
             ) from None
-        self.address, self._directory, self._id_name = str(directory), directory, id_name
+        self.address = self.table = str(directory)
+        self._directory, self._id_name = directory, id_name
         self.remark = ""
 
     def count_writes(self) -> int:
@@ -211,7 +238,8 @@ class SqliteTarget:
     """The tables of a SQLite database. `tables_with_rows` chooses which of them are read."""
 
     def __init__(self, file: Path, id_name: str) -> None:
-        self.address, self._file, self._id_name = str(file), file, id_name
+        self.address = self.table = str(file)
+        self._file, self._id_name = file, id_name
         self.remark = ""
         self._count = 0
 
@@ -234,20 +262,134 @@ class SqliteTarget:
             names = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
             select = {name: f'SELECT * FROM "{name.replace(chr(34), chr(34) * 2)}"' for (name,) in names}
             tables = {
-                name: [self._own_name(column) for column, *_ in database.execute(text).description]
+                name: [own_name(column, self._id_name) for column, *_ in database.execute(text).description]
                 for name, text in select.items()
             }
             for table in tables_with_rows(tables, self._id_name):
                 for values in database.execute(select[table]):
                     yield dict(zip(tables[table], values, strict=True))
 
-    def _own_name(self, column: str) -> str:
-        # Return the id's column with the spelling of `id_name`, because SQLite ignores the case of column
-        # names.
-        return self._id_name if column.lower() == self._id_name.lower() else column
+
+class PostgresqlTarget:
+    """A schema of a PostgreSQL database, which a run has for itself.
+
+    As a context manager, it creates the schema, and keeps a connection. `address` is the JDBC URL of the
+    database. The pipeline writes to `table`, or to other tables of the schema.
+    """
+
+    def __init__(self, address: str, name: str, id_name: str) -> None:
+        self._database = parse_database(address)
+        self._id_name = id_name
+        self._schema = schema_name(name)
+        self.address, self.table = f"jdbc:{self._database.uri}", f"{self._schema}.rows"
+        self.remark = ""
+        self._count = 0
+        self._connection: Any = None
+
+    def __enter__(self) -> Self:
+        self._connection = connect(self._database, autocommit=True)
+        try:
+            self._execute(f"CREATE SCHEMA {self._schema}")
+            self._execute(f"SET lock_timeout = {_COUNT_LOCK_TIMEOUT_MS}")
+        except BaseException:
+            self._connection.close()
+            raise
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._connection.close()
+
+    def _execute(self, query: str) -> list[tuple[Any, ...]]:
+        with sql_errors(self._database, query), self._connection.cursor() as cursor:
+            cursor.execute(query)
+            return list(cursor.fetchall())
+
+    def count_writes(self) -> int:
+        """Return the number of rows; the last known number while a writer locks a table."""
+        tables = self._tables()
+        try:
+            if names := tables_with_rows(tables, self._id_name):
+                counts = (f"(SELECT count(*) FROM {self._qualified(name)})" for name in names)
+                ((self._count,),) = self._execute(f"SELECT {' + '.join(counts)}")
+        except StorageError:
+            pass
+        return self._count
+
+    def _qualified(self, table: str) -> str:
+        return f"{self._schema}.{quoted(table)}"
+
+    def _tables(self) -> dict[str, dict[str, str]]:
+        """Return the columns of each table: their names in the database, by `own_name`."""
+        tables: dict[str, dict[str, str]] = {}
+        for table, column in self._execute(_COLUMNS.format(schema=self._schema)):
+            tables.setdefault(table, {})[own_name(column, self._id_name)] = column
+        return tables
+
+    def read(self) -> Iterator[Row]:
+        self._execute(f"SET lock_timeout = {int(1000 * _LOCK_TIMEOUT_S)}")
+        tables = self._tables()
+        for table in tables_with_rows(tables, self._id_name):
+            names = tables[table]
+            chosen = columns_of_ids(list(names), self._id_name) or names
+            columns = ", ".join(f"{quoted(names[name])} AS {quoted(name)}" for name in chosen)
+            yield from self._rows(f"SELECT {columns} FROM {self._qualified(table)}")
+
+    def _rows(self, query: str) -> Iterator[Row]:
+        with self._connection.cursor() as cursor:
+            with sql_errors(self._database, query):
+                cursor.execute(query)
+            for batch in cursor.fetch_record_batch():
+                yield from batch.to_pylist()
 
 
-def tables_with_rows(tables: Mapping[str, Sequence[str]], id_name: str) -> list[str]:
+@contextmanager
+def schemas_of(address: str, name: str) -> Iterator[None]:
+    """At the end of the `with` block, drop the schemas of all runs of the trial `name` with all they contain.
+
+    Raises StorageError if the database of the JDBC URL `address` cannot be reached.
+    """
+    database = parse_database(address)
+    connect(database).close()
+    try:
+        yield
+    finally:
+        with _cursor(database, "cannot drop the schemas of the trial") as cursor:
+            cursor.execute(_SCHEMAS, (f"{schema_name(name)}_",))
+            for (schema,) in cursor.fetchall():
+                cursor.execute(f"DROP SCHEMA {schema} CASCADE")
+
+
+def server_version(address: str) -> str:
+    """Return the version of a PostgreSQL server. Raises StorageError if it cannot be reached."""
+    with _cursor(parse_database(address), "cannot read the version") as cursor:
+        cursor.execute("SELECT current_setting('server_version')")
+        return str(cursor.fetchone()[0])
+
+
+@contextmanager
+def _cursor(database: Database, what: str) -> Iterator[Any]:
+    """Yield a cursor of a new connection that commits each statement. `what` is for the text of errors."""
+    with (
+        closing(connect(database, autocommit=True)) as connection,
+        connection.cursor() as cursor,
+        sql_errors(database, what),
+    ):
+        yield cursor
+
+
+def schema_name(name: str) -> str:
+    """Return the name of a run's schema. It needs no quotes in SQL."""
+    return name.replace("-", "_")
+
+
+def own_name(column: str, id_name: str) -> str:
+    """Return the name of a column. The id's column gets the spelling of `id_name`, because databases ignore
+    or change the case of names.
+    """
+    return id_name if column.lower() == id_name.lower() else column
+
+
+def tables_with_rows(tables: Mapping[str, Collection[str]], id_name: str) -> list[str]:
     """Return the tables that contain the pipeline's rows, judged by the names of their columns.
 
     These are the tables with the id's column. If there are none, they are the tables with a key or value,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from oncelog.trial.plan import TargetKind
 from oncelog.trial.run import Trial
+from oncelog.trial.targets import server_version
 
 
 def facts_of(trial: Trial, *, is_own_broker: bool) -> dict[str, str]:
@@ -29,6 +30,9 @@ def facts_of(trial: Trial, *, is_own_broker: bool) -> dict[str, str]:
         facts["deltalake"] = _version("deltalake")
     if trial.kind is TargetKind.ICEBERG:
         facts["pyiceberg"] = _version("pyiceberg")
+    if trial.database is not None:
+        facts["PostgreSQL"] = server_version(trial.database)
+        facts["adbc-driver-postgresql"] = _version("adbc-driver-postgresql")
     if packages := trial.conf.get("spark.jars.packages"):
         facts["jars"] = packages
     elif jars := trial.conf.get("spark.jars"):

@@ -148,6 +148,17 @@ def _audited_iceberg(servers: str, topic: str, directory: Path) -> Any:
     return _audited(servers, topic, f"iceberg:{location}")
 
 
+def _postgresql_settings(directory: Path) -> dict[str, str]:
+    """Return the settings for a database. The test has written its JDBC URL and a new schema to two files."""
+    schema = (directory / "schema").read_text()
+    return {"TARGET": (directory / "database").read_text(), "TABLE": f"{schema}.orders"}
+
+
+def _audited_postgresql(servers: str, topic: str, directory: Path) -> Any:
+    settings = _postgresql_settings(directory)
+    return _audited(servers, topic, f"{settings['TARGET']}&table={settings['TABLE']}")
+
+
 def _lateness(_directory: Path) -> dict[str, str]:
     return {"LATENESS": "5 minutes"}
 
@@ -160,6 +171,15 @@ CASES = {
         Case("upserts", 2, _table_settings, _changes, _table, _accounts),
         Case("to_delta", 2, _table_settings, _appended, _audited_delta, _each_once, is_table=True),
         Case("to_iceberg", 2, _iceberg_settings, _appended, _audited_iceberg, _each_once, is_table=True),
+        Case(
+            "to_postgresql",
+            2,
+            _postgresql_settings,
+            _appended,
+            _audited_postgresql,
+            _each_once,
+            is_table=True,
+        ),
     )
 }
 

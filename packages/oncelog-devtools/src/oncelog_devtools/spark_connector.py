@@ -1,7 +1,8 @@
-"""Spark's own Kafka connector from Maven Central, as the reference for Oncelog's."""
+"""Jars for Spark from Maven Central: its own Kafka connector, as our reference, and a JDBC driver."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,35 @@ _PARTS = (
     ("org.apache.commons", "commons-pool2", "2.12.0"),
 )
 _ALONE = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
-_POM = (
-    '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
-    "<groupId>oncelog</groupId><artifactId>connector</artifactId><version>1</version><dependencies>\n"
-    + "\n".join(
-        f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId>"
+_DRIVER = ("org.postgresql", "postgresql", "42.7.14")
+
+
+def _pom(name: str, parts: Sequence[tuple[str, str, str]]) -> str:
+    """Return a Maven project with these artifacts (group, name, version), and without their dependencies."""
+    dependencies = "\n".join(
+        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
         f"<version>{version}</version>{_ALONE}</dependency>"
-        for group, name, version in _PARTS
+        for group, artifact, version in parts
     )
-    + "\n</dependencies></project>\n"
-)
+    return (
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+        f"<groupId>oncelog</groupId><artifactId>{name}</artifactId><version>1</version><dependencies>\n"
+        f"{dependencies}\n</dependencies></project>\n"
+    )
 
 
 def connector_jars() -> list[Path]:
     """Return the jars of `format("kafka")`. Maven downloads them once. Raises MissingDependency."""
-    jars = fetch_pom(_POM, CACHE_ROOT / "spark-kafka-connector", "Spark's own Kafka connector")
+    pom = _pom("connector", _PARTS)
+    jars = fetch_pom(pom, CACHE_ROOT / "spark-kafka-connector", "Spark's own Kafka connector")
     return sorted(jars.glob("*.jar"))
+
+
+def postgresql_driver() -> Path:
+    """Return the jar of PostgreSQL's JDBC driver. Maven downloads it once. Raises MissingDependency."""
+    pom = _pom("driver", [_DRIVER])
+    (jar,) = fetch_pom(pom, CACHE_ROOT / "postgresql-driver", "PostgreSQL's JDBC driver").glob("*.jar")
+    return jar
 
 
 def add_connector(spark: Any) -> None:

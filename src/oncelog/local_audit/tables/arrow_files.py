@@ -1,4 +1,7 @@
-"""Parquet and Delta Lake tables, read as columns, one file after another."""
+"""Tables that are read as columns, one file after another: Parquet and Delta Lake.
+
+A table of a database counts as one file (postgresql_table.py).
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ class DataFile(NamedTuple):
 
 
 class ArrowTable:
-    """A snapshot of a table that consists of files. `data_files` opens one file after another."""
+    """A snapshot of a table that consists of files. `data_files` opens one file after another.
+
+    `close` is called at the end of the `with` block.
+    """
 
     def __init__(
         self,
@@ -46,10 +52,11 @@ class ArrowTable:
         data_files: Callable[[], Iterator[DataFile]],
         columns: Columns,
         topics: Sequence[str],
+        close: Callable[[], None] = lambda: None,
     ) -> None:
         self.description = description
         self.files: list[str] = []
-        self._data_files = data_files
+        self._data_files, self._close = data_files, close
         self._columns, self._topics = columns, topics
 
     def __enter__(self) -> Self:
@@ -58,7 +65,8 @@ class ArrowTable:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Do nothing: each file is closed when it has been read."""
+        # Each file is closed when it has been read.
+        self._close()
 
     def read_into(self, rows: RowRuns) -> None:
         """Add the places of all rows to `rows`. Raises ConfigError for a missing or unusable column,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -11,7 +10,7 @@ import pyarrow as pa
 
 from oncelog.errors import ConfigError, MissingDependency, StorageError
 from oncelog.local_audit.tables.arrow_files import ArrowTable, DataFile
-from oncelog.local_audit.tables.table import Columns
+from oncelog.local_audit.tables.table import Columns, without_login
 
 _HINT = "version-hint.text"
 # Source: Iceberg HadoopTableOperations.getMetadataFile. Old tables have the third form.
@@ -35,7 +34,7 @@ def open_iceberg(place: str, columns: Columns, topics: Sequence[str]) -> ArrowTa
     except ConfigError:
         raise
     except Exception as error:  # each kind of catalog raises exceptions of its own packages
-        raise ConfigError(f"{place}: cannot read this Iceberg table: {_without_login(error)}") from error
+        raise ConfigError(f"{place}: cannot read this Iceberg table: {without_login(str(error))}") from error
     tasks.sort(key=lambda task: str(task.file.file_path))
     # `column_names` also has the fields of structs, which are not columns of a batch. See
     # test_fields_and_files_that_cannot_be_read_are_refused.
@@ -48,13 +47,6 @@ def open_iceberg(place: str, columns: Columns, topics: Sequence[str]) -> ArrowTa
     snapshot = table.current_snapshot()
     version = "no snapshot" if snapshot is None else f"snapshot {snapshot.snapshot_id}"
     return ArrowTable(f"{place}, {version} ({len(tasks)} files)", data_files, columns, topics)
-
-
-def _without_login(error: Exception) -> str:
-    """Return an error's text in which the user and password of URLs are masked. Guard:
-    test_an_error_of_a_catalog_hides_its_password.
-    """
-    return re.sub(r"://[^/\s]*@", "://***@", str(error))
 
 
 def _load(place: str) -> Any:

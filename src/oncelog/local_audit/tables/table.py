@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
@@ -10,10 +11,8 @@ from oncelog.errors import ConfigError
 from oncelog.local_audit.row_runs import RowRuns
 
 FORMATS = ("parquet", "delta", "iceberg", "sqlite")
-"""The formats of tables that can be audited without Spark."""
-_WITH_SPARK = {
-    "jdbc": "read the table with Spark, and use oncelog.spark.audit.audit_table",
-}
+"""The formats of tables that are named by FORMAT:PATH."""
+POSTGRESQL_URL = "jdbc:postgresql://HOST:PORT/DB?table=NAME"
 ROWS_AT_ONCE = 65_536
 """Maximum number of rows that a reader has in memory as columns."""
 
@@ -45,14 +44,29 @@ def parse_columns(text: str | None) -> Columns:
 
 
 def parse_table(text: str) -> tuple[str, str]:
-    """Return format and path in `FORMAT:PATH`. Raises ConfigError for a format that cannot be read here."""
+    """Return format and path in `FORMAT:PATH`, or `jdbc` and the rest of a JDBC URL.
+
+    Raises ConfigError for a format that cannot be read here.
+    """
     kind, separator, path = text.partition(":")
-    if kind in _WITH_SPARK:
-        raise ConfigError(f"{text}: {kind} tables cannot be audited here: {_WITH_SPARK[kind]}")
+    if kind == "jdbc":
+        if not path.startswith("postgresql://"):
+            raise ConfigError(
+                f"{without_login(text)}: of the databases behind JDBC, only PostgreSQL can be audited here: "
+                "read the table with Spark, and use oncelog.spark.audit.audit_table"
+            )
+        return kind, path
     if kind not in FORMATS or not separator or not path:
-        known = ", ".join(f"{name}:PATH" for name in FORMATS)
-        raise ConfigError(f"{text!r} is not a table: expected one of {known}")
+        known = ", ".join([*(f"{name}:PATH" for name in FORMATS), POSTGRESQL_URL])
+        raise ConfigError(f"{without_login(text)!r} is not a table: expected one of {known}")
     return kind, path
+
+
+def without_login(text: str) -> str:
+    """Return a text in which the user and password of URLs, and each `password=VALUE`, are masked. Guard:
+    test_an_error_of_a_catalog_hides_its_password.
+    """
+    return re.sub(r"(?i)(password=)[^&\s]+", r"\1***", re.sub(r"://[^/\s]*@", "://***@", text))
 
 
 def topic_column(columns: Columns, present: Sequence[str], topics: Sequence[str], where: str) -> str | None:

@@ -1,0 +1,137 @@
+"""Tables of PostgreSQL databases, read as columns through ADBC (the package adbc-driver-postgresql).
+
+A JDBC URL names the database, as it does in Spark's jobs: `jdbc:postgresql://HOST:PORT/DB?user=NAME`. Without
+`jdbc:` it is a URI of libpq, which ADBC uses. What the URL lacks comes from libpq's environment variables
+(PGUSER, PGPASSWORD) and from ~/.pgpass.
+
+Errors of libpq may quote a part of the URI, so no text of an error is shown before `Database.hidden` has
+masked the password.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from oncelog.errors import ConfigError, MissingDependency, StorageError
+from oncelog.local_audit.tables.arrow_files import ArrowTable, DataFile
+from oncelog.local_audit.tables.table import POSTGRESQL_URL, Columns, without_login
+
+_PREFIX = "jdbc:postgresql://"
+_PASSWORDS = re.compile(r"password=([^&\s]+)|://[^/?\s:]*:([^/?\s]+)@")
+_BATCH_OPTIONS = {"adbc.postgresql.batch_size_hint_bytes": str(4 << 20)}
+"""ADBC's default of 16 MB would be several hundred thousand rows."""
+
+
+class Database(NamedTuple):
+    """A PostgreSQL database. `uri` is for libpq. `table` is the value of the URL's parameter `table`."""
+
+    uri: str
+    table: str | None
+
+    def hidden(self, text: object) -> str:
+        """Return a text in which the passwords of the URI, and logins of other URLs, are masked."""
+        shown = str(text)
+        for groups in _PASSWORDS.findall(self.uri):
+            for password in filter(None, groups):
+                for spelling in (password, unquote(password)):
+                    shown = shown.replace(spelling, "***")
+        return without_login(shown)
+
+
+def parse_database(url: str) -> Database:
+    """Return the database of a JDBC URL. Raises ConfigError for a URL of another kind."""
+    if not url.startswith(_PREFIX):
+        raise ConfigError(f"{without_login(url)!r} is no JDBC URL of PostgreSQL: expected {POSTGRESQL_URL}")
+    base, _, query = url.removeprefix("jdbc:").partition("?")
+    table, kept = None, []
+    for parameter in filter(None, query.split("&")):
+        name, _, value = parameter.partition("=")
+        if name == "table":
+            table = unquote(value)
+        else:
+            kept.append(parameter)
+    return Database(f"{base}?{'&'.join(kept)}" if kept else base, table or None)
+
+
+def connect(database: Database, *, autocommit: bool = False) -> Any:
+    """Return a connection of the package adbc-driver-postgresql (DB-API 2.0).
+
+    Raises MissingDependency without the package, and StorageError if the database cannot be reached.
+    """
+    try:
+        from adbc_driver_postgresql import dbapi
+    except ModuleNotFoundError:
+        raise MissingDependency(
+            "jdbc:postgresql://... needs the package adbc-driver-postgresql: "
+            "pip install 'oncelog[postgresql]'"
+        ) from None
+    with sql_errors(database, "cannot connect"):
+        return dbapi.connect(database.uri, autocommit=autocommit)
+
+
+@contextmanager
+def sql_errors(database: Database, what: str) -> Iterator[None]:
+    """Turn an error of ADBC into StorageError. Its text has the database, `what` and the driver's error, but
+    no password.
+    """
+    from adbc_driver_postgresql import dbapi
+
+    try:
+        yield
+    except dbapi.Error as error:
+        # The original error is not kept as the cause: a traceback would show its text.
+        raise StorageError(
+            f"{database.hidden(database.uri)}: {what}: {database.hidden(error).strip()}"
+        ) from None
+
+
+def quoted(name: str) -> str:
+    """Return a name as a quoted SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def open_postgresql(path: str, columns: Columns, topics: Sequence[str]) -> ArrowTable:
+    """Return a table or view as it is now: one read-only transaction reads all of it.
+
+    `path` is a JDBC URL without `jdbc:`. Its parameter `table` is a name as in SQL, with or without a schema.
+    Raises ConfigError without such a table, MissingDependency, and StorageError.
+    """
+    database = parse_database(f"jdbc:{path}")
+    place = database.hidden(f"jdbc:{path}")
+    if database.table is None:
+        raise ConfigError(f"{place} names no table: expected {POSTGRESQL_URL}")
+    connection = connect(database)
+    try:
+        with sql_errors(database, "cannot read this table"), connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            # PostgreSQL resolves the name: it knows the search path, and which letters are folded.
+            cursor.execute("SELECT to_regclass($1)::text", (database.table,))
+            ((name,),) = cursor.fetchall()
+            if name is None:
+                raise ConfigError(f"{place}: there is no table {database.table!r}")
+            cursor.execute(f"SELECT * FROM {name} LIMIT 0")
+            names = [column[0] for column in cursor.description]
+    except BaseException:
+        connection.close()
+        raise
+
+    def data_files() -> Iterator[DataFile]:
+        yield DataFile(name, names, {}, _batches_in(database, connection, name))
+
+    return ArrowTable(place, data_files, columns, topics, close=connection.close)
+
+
+def _batches_in(database: Database, connection: Any, name: str) -> Callable[[list[str]], Iterator[Any]]:
+    def batches(names: list[str]) -> Iterator[Any]:
+        query = f"SELECT {', '.join(map(quoted, names))} FROM {name}"
+        with connection.cursor(adbc_stmt_kwargs=_BATCH_OPTIONS) as cursor:
+            with sql_errors(database, "cannot read this table"):
+                cursor.execute(query)
+            # The server sends the rows as they are fetched, and pyarrow raises its own errors then.
+            yield from cursor.fetch_record_batch()
+
+    return batches
