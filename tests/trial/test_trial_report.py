@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oncelog.trial.judgement import Counts
-from oncelog.trial.plan import CELLS
+from oncelog.trial.plan import TargetKind, choose_cells
 from oncelog.trial.report import COLUMNS, WIDE, driver_lives, render_report, row_of, summary_text, timeline
 from oncelog.trial.run import Mark, MarkKind, Outcome
 
@@ -26,29 +26,39 @@ VIOLATED = Counts(14, 1, 5, 0, ("3",), ("1", "2"))
 
 
 def outcome(
-    number: int, counts: Counts | None, *, has_happened: bool = True, error: str | None = None
+    name: str, counts: Counts | None, *, has_happened: bool = True, error: str | None = None
 ) -> Outcome:
     detail = "micro-batch 1, writes seen"
-    return Outcome(CELLS[number], has_happened, detail, counts, 2, 8.04, error, MARKS, Path("/tmp/d.log"))
+    (cell,) = choose_cells([name], TargetKind.TOPIC)
+    return Outcome(cell, has_happened, detail, counts, 2, 8.04, error, MARKS, Path("/tmp/d.log"))
 
 
 def test_a_row_has_the_columns_of_the_table_and_is_json() -> None:
-    row = row_of(outcome(6, VIOLATED))
+    row = row_of(outcome("commit-lost", VIOLATED))
     assert {*COLUMNS, *WIDE} <= set(row)
     assert (row["cell"], row["happened"], row["lost"], row["doubled"]) == ("commit-lost", "yes", 1, 5)
     assert (row["verdict"], row["seconds"], row["lost_examples"]) == ("violated", 8.0, ["3"])
     assert json.loads(json.dumps(row)) == row
-    failed = row_of(outcome(1, None, error="it took too long"))
+    failed = row_of(outcome("task-fails", None, error="it took too long"))
     assert (failed["lost"], failed["verdict"], failed["error"]) == (None, "failed", "it took too long")
 
 
 @pytest.mark.parametrize(
     ("outcomes", "text"),
     [
-        ([outcome(0, CLEAN), outcome(1, CLEAN)], "Each row is in the target once, in all 2 runs"),
-        ([outcome(0, CLEAN), outcome(6, VIOLATED)], "1 of 2 runs lost or doubled rows: 1 lost, 5 doubled."),
-        ([outcome(0, CLEAN), outcome(5, CLEAN, has_happened=False)], "prove nothing: driver-in-commit."),
-        ([outcome(1, None, error="late")], "prove nothing: task-fails."),
+        (
+            [outcome("calm", CLEAN), outcome("task-fails", CLEAN)],
+            "Each row is in the target once, in all 2 runs",
+        ),
+        (
+            [outcome("calm", CLEAN), outcome("commit-lost", VIOLATED)],
+            "1 of 2 runs lost or doubled rows: 1 lost, 5 doubled.",
+        ),
+        (
+            [outcome("calm", CLEAN), outcome("driver-in-commit", CLEAN, has_happened=False)],
+            "prove nothing: driver-in-commit.",
+        ),
+        ([outcome("task-fails", None, error="late")], "prove nothing: task-fails."),
     ],
 )
 def test_one_sentence_says_what_was_found(outcomes: list[Outcome], text: str) -> None:
@@ -56,7 +66,11 @@ def test_one_sentence_says_what_was_found(outcomes: list[Outcome], text: str) ->
 
 
 def test_the_report_is_one_page_without_anything_from_outside() -> None:
-    outcomes = [outcome(0, CLEAN), outcome(6, VIOLATED), outcome(1, None, error="late <b>")]
+    outcomes = [
+        outcome("calm", CLEAN),
+        outcome("commit-lost", VIOLATED),
+        outcome("task-fails", None, error="late <b>"),
+    ]
     html = render_report(outcomes, {"pipeline": "mine<.py", "Spark": "4.3.0"})
     for text in (
         "mine&lt;.py",
@@ -70,7 +84,7 @@ def test_the_report_is_one_page_without_anything_from_outside() -> None:
     for outside in ("<script", "src=", "href=", "@import", "url("):
         assert outside not in html
     assert html.count("<svg") == 3
-    assert "class='verdict good'" in render_report([outcome(0, CLEAN)], {})
+    assert "class='verdict good'" in render_report([outcome("calm", CLEAN)], {})
 
 
 def test_a_timeline_is_valid_svg_with_a_bar_for_each_life_of_the_driver() -> None:
