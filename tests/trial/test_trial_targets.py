@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from support import ROOT
+from support.wait import wait_until
 
 from oncelog.errors import MissingDependency
 from oncelog.trial import fault_point
@@ -312,6 +313,8 @@ def test_the_parent_and_the_command_of_a_process_are_read(tmp_path: Path) -> Non
     program = tmp_path / "a (strange) name"
     program.symlink_to(sys.executable)
     with subprocess.Popen([program, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        # A process has its command line a moment after Popen returns.
+        wait_until(lambda: fault_point._parent_and_command(process.pid)[1])
         parent, command = fault_point._parent_and_command(process.pid)
         process.kill()
     assert parent == os.getpid() and "strange" in command
