@@ -251,3 +251,24 @@ def test_a_client_gets_the_error_of_a_large_assignment_that_cannot_be_stored() -
     assert joined.error_code == 0
     (answer,) = place.ask(heartbeat("g", "a", joined.member_epoch), 1)
     assert answer.error_code == MessageTooLarge.code
+
+
+def test_a_large_assignment_for_which_no_thread_can_be_started_is_computed_by_a_heartbeat() -> None:
+    """Regression: each heartbeat began the same work again, so the members never got a partition."""
+    place = GroupNode()
+    place.limits = replace(place.limits, max_immediate_assignment_cost=3)
+    place.restart()
+    place.ask(create("t", 5), 5)
+    background = place.node.log_manager.background
+    background.on_added = lambda: None
+    (joined,) = place.ask(heartbeat("g", "a"), 1)
+    call = background.step()
+    assert call is not None
+    call.end(RuntimeError("can't start new thread"))
+    with pytest.raises(RuntimeError):
+        background.step()
+    place.pass_time(1_000)
+    (answer,) = place.ask(heartbeat("g", "a", joined.member_epoch), 1)
+    assert not background
+    (row,) = answer.assignment.topic_partitions
+    assert row.partitions == [0, 1, 2, 3, 4]

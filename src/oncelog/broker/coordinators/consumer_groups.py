@@ -209,8 +209,9 @@ class ConsumerGroups:
     def _assign(self, group_id: str, now_ms: int) -> BackgroundTask:
         """Compute a group's target in another thread, and store it unless the group has changed meanwhile.
 
-        Otherwise the next heartbeat begins again. If the target cannot be stored, that heartbeat computes it,
-        so its client gets the error.
+        Otherwise the next heartbeat begins again. If the target cannot be stored, or no thread can be
+        started, that heartbeat computes it itself. So its client gets the target or the error. See
+        test_a_large_assignment_for_which_no_thread_can_be_started_is_computed_by_a_heartbeat.
         """
         targets: dict[str, frozenset[TopicIdPartition]] = {}
         try:
@@ -224,10 +225,12 @@ class ConsumerGroups:
                 draft = group.draft()
                 draft.is_assigning = False
                 draft.set_targets(plan.epoch, targets)
-                try:
-                    self._replace(draft, now_ms)
-                except BrokerError:
-                    group.must_assign_at_once = True
+                self._replace(draft, now_ms)
+        except Exception as error:
+            if group_id in self._groups:
+                self._groups[group_id].must_assign_at_once = True
+            if not isinstance(error, BrokerError):
+                raise
         finally:
             self._assigning.discard(group_id)
             if group_id in self._groups:

@@ -394,8 +394,8 @@ class ConsumerGroup:
         heartbeat.
         """
         self.must_assign_at_once = False
-        """True if such a target could not be stored. The next heartbeat computes it, so its client gets the
-        error.
+        """True if such a target could not be computed or stored. The next heartbeat computes it, so its
+        client gets the target or the error.
         """
         self._assignment_cost, self._assignment_cost_ms = 0, 0
         """The cost of recent targets, which decreases with time, and the time in ms of its last update."""
