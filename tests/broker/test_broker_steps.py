@@ -807,6 +807,46 @@ def test_the_markers_of_many_transactions_are_written_a_few_at_once() -> None:
     assert sum(partition.log_end_offset for partition in topic.partitions) == len(ids) * partition_count
 
 
+@pytest.mark.parametrize("how", ["one transaction", "many transactions", "time-outs", "request"])
+def test_markers_that_begin_many_segments_are_written_in_steps(how: str) -> None:
+    """Regression: 100 segments in one step blocked all clients for 0.4 s, as Produce requests did (R1340)."""
+    node, count = open_node(MemoryDisk()), 24
+    topic = node.topics.create("t", count, {"segment.ms": "1000"}, NOW_MS)
+    stored = build_batch([NewRecord(NOW_MS - 5_000, b"k", b"v")])
+    for partition in topic.partitions:
+        partition.append(memoryview(bytearray(stored)), origin=Origin.CLIENT, now_ms=NOW_MS)
+    node.log_manager.background.on_added = lambda: None
+    of_each = [range(count)] if how == "one transaction" else [[index] for index in range(count)]
+    if how == "request":
+        named = WriteTxnMarkersRequest.WritableTxnMarkerTopic(name="t", partition_indexes=list(range(count)))
+        marker = WriteTxnMarkersRequest.WritableTxnMarker(
+            producer_id=5, producer_epoch=0, transaction_result=True, coordinator_epoch=1, topics=[named]
+        )
+        handle(node, WriteTxnMarkersRequest(markers=[marker]))
+        of_each = []
+    for number, indexes in enumerate(of_each):
+        entry = node.transactions.init(f"x{number}", None, 1_000, NOW_MS).entry
+        who = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
+        partitions = [TopicPartition("t", index) for index in indexes]
+        node.transactions.add_partitions(f"x{number}", who, partitions, NOW_MS)
+        if how != "time-outs":
+            node.transactions.end(f"x{number}", who, True, 0, NOW_MS)
+    if how == "time-outs":
+        node.transactions.abort_timed_out(NOW_MS + 1_001)
+
+    def begun() -> int:
+        return sum(len(partition.log.segments) - 1 for partition in topic.partitions)
+
+    before = 0
+    while node.log_manager.background:
+        assert begun() - before <= 4
+        before = begun()
+        if call := node.log_manager.background.step():
+            call()
+        node.transactions.end_round()
+    assert begun() == count
+
+
 def test_markers_that_a_full_disk_refuses_are_tried_in_steps() -> None:
     disk = MemoryDisk()
     node = open_node(disk)

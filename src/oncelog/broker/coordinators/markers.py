@@ -17,6 +17,8 @@ MARKER_COST = 10
 
 The cost is high, because each marker is a separate batch.
 """
+SEGMENT_COST = 250
+"""Additional cost of a marker that begins a segment, in elements. See `produce.SEGMENT_COST`."""
 
 
 class Marker(NamedTuple):
@@ -34,6 +36,10 @@ class MarkerWriter:
     `note_stored` is called with the partition and the size in bytes of each marker. `on_offsets_marker` is
     called for markers in `__consumer_offsets`. Its arguments are the partition index, the producer id, True
     for a commit, and `now_ms`.
+
+    `segment_cost` is the total cost of the segments that markers have begun, in elements. A writer of many
+    markers adds it to the cost of its steps. See
+    test_markers_that_begin_many_segments_are_written_in_steps.
     """
 
     def __init__(
@@ -43,6 +49,7 @@ class MarkerWriter:
         on_offsets_marker: Callable[[int, int, bool, int], None],
     ) -> None:
         self._topics, self._note_stored, self._on_offsets_marker = topics, note_stored, on_offsets_marker
+        self.segment_cost = 0
 
     def write(self, tp: TopicPartition, marker: Marker, now_ms: int) -> AppendHandle:
         """Append the marker. In `__consumer_offsets`, also commit or drop the transaction's pending offsets.
@@ -53,7 +60,12 @@ class MarkerWriter:
         batch = encode_end_marker(
             marker.producer_id, marker.producer_epoch, marker.is_commit, marker.coordinator_epoch, now_ms
         )
-        appended = partition.append(memoryview(batch), origin=Origin.COORDINATOR, now_ms=now_ms)
+        segment = partition.log.segments.active
+        try:
+            appended = partition.append(memoryview(batch), origin=Origin.COORDINATOR, now_ms=now_ms)
+        finally:
+            if partition.log.segments.active is not segment:
+                self.segment_cost += SEGMENT_COST
         self._note_stored(partition, len(batch))
         if tp.topic == CONSUMER_OFFSETS:
             self._on_offsets_marker(tp.partition, marker.producer_id, marker.is_commit, now_ms)

@@ -534,12 +534,14 @@ class TransactionCoordinator:
         def look(transactional_id: str) -> BackgroundTask:
             entry = self._entries.get(transactional_id)
             if entry is not None and is_timed_out(entry, now_ms):
+                before = self._markers.segment_cost
                 # If the append fails, or no producer id can be allocated, the next round tries again.
                 with suppress(NotCoordinator, CoordinatorLoadInProgress):
                     self._end(self._fence_timed_out(entry, now_ms), now_ms)
                 # `_end` has written up to MAX_MARKERS_AT_ONCE of the markers immediately, so count their
                 # cost.
-                if budget.spend(MARKER_COST * len(entry.partitions)):
+                cost = MARKER_COST * len(entry.partitions) + self._markers.segment_cost - before
+                if budget.spend(cost):
                     yield None
 
         timed_out = [key for key, entry in self._entries.items() if is_timed_out(entry, now_ms)]
@@ -659,7 +661,10 @@ class TransactionCoordinator:
         work = self._write_in_steps(transactional_id, now_ms)
         if self._markers_at_once > 0:
             self._markers_at_once -= max(len(self._unfinished[transactional_id]), 1)
-            if next(work, work) is work:
+            before = self._markers.segment_cost
+            is_done = next(work, work) is work
+            self._markers_at_once -= (self._markers.segment_cost - before) // MARKER_COST
+            if is_done:
                 return
         self._background.add(work, Kind.REQUEST)
 
@@ -678,6 +683,7 @@ class TransactionCoordinator:
         budget = StepBudget(self._limits.request_step_elements)
         try:
             for tp in sorted(remaining):
+                before = self._markers.segment_cost
                 # If the write fails, `retry_markers` tries again.
                 with suppress(BrokerError):
                     with suppress(*_GONE):
@@ -686,7 +692,8 @@ class TransactionCoordinator:
                         marked.append(self._markers.write(tp, self._marker(entry, tp), now_ms))
                     remaining.discard(tp)
                 # Failed attempts count too, because they take time, for example on a full disk.
-                if remaining and budget.spend(MARKER_COST):
+                cost = MARKER_COST + self._markers.segment_cost - before
+                if remaining and budget.spend(cost):
                     yield None
         finally:
             self._writing.discard(transactional_id)
