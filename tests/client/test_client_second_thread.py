@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -321,3 +321,49 @@ def test_close_waits_for_the_running_callback_of_another_thread(ours: str, group
     polling.thread.join(20)
     assert calls == ["assigned", "revoked"]
     assert isinstance(polling.raised, MisuseError)
+
+
+@pytest.mark.parametrize(
+    "end", [AsyncConsumer.close, AsyncConsumer.unsubscribe], ids=["close", "unsubscribe"]
+)
+def test_close_waits_for_the_callback_that_another_task_awaits(
+    ours: str, group: str, end: Callable[[AsyncConsumer], Coroutine[Any, Any, None]]
+) -> None:
+    """Regression: `on_revoked` ran before the end of `on_assigned`."""
+
+    async def run() -> tuple[list[str], BaseException | None]:
+        topic, calls, is_running = new_topic(ours), list[str](), asyncio.Event()
+
+        async def assigned(partitions: list[TopicPartition]) -> None:
+            is_running.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await asyncio.Event().wait()
+            calls.append("assigned")
+
+        async with AsyncConsumer({"bootstrap.servers": ours, "group.id": group}) as consumer:
+            consumer.subscribe(topic, on_assigned=assigned, on_revoked=lambda _: calls.append("revoked"))
+            polling = asyncio.create_task(consumer.poll(60))
+            async with asyncio.timeout(60):
+                await is_running.wait()
+            await end(consumer)
+            await asyncio.wait([polling], timeout=20)
+            return calls, polling.exception()
+
+    calls, raised = asyncio.run(run())
+    assert calls == ["assigned", "revoked"]
+    assert isinstance(raised, MisuseError)
+
+
+def test_a_callback_of_an_asyncio_consumer_can_close_it_at_once(ours: str, group: str) -> None:
+    async def run() -> None:
+        async def assigned(partitions: list[TopicPartition]) -> None:
+            async with asyncio.timeout(4):  # a close waits 5 s for the callback of another task
+                await consumer.close()
+
+        consumer = AsyncConsumer({"bootstrap.servers": ours, "group.id": group})
+        consumer.subscribe(new_topic(ours), on_assigned=assigned)
+        with pytest.raises(MisuseError):
+            await consumer.poll(60)
+
+    asyncio.run(run())

@@ -12,8 +12,8 @@ from support.topics import new_topic, producer_of, read
 from support.wait import until
 
 import oncelog
-from oncelog import Consumer, ProducerRecord, Record, TopicPartition, aio
-from oncelog.errors import DeserializationError, SchemaRegistryError, SerializationError
+from oncelog import Consumer, Producer, ProducerRecord, Record, TopicPartition, aio
+from oncelog.errors import DeserializationError, MisuseError, SchemaRegistryError, SerializationError
 from oncelog.schema_registry import AvroDeserializer, AvroSerializer, SchemaRegistryClient
 
 
@@ -140,3 +140,70 @@ def test_a_loop_reads_and_writes_with_schemas(ours: str, client: SchemaRegistryC
     reader = AvroDeserializer(client)
     values = [reader.deserialize(target, record.value or b"") for record in read(ours, target)]
     assert values == [{**ORDER_ROW, "item": "book"}, {**ORDER_ROW, "id": 8, "item": "book"}]
+
+
+@pytest.mark.parametrize("iterates", [False, True], ids=["poll", "iteration"])
+def test_a_poll_that_waits_for_a_schema_returns_nothing_after_a_close(
+    ours: str, registry: Registry, client: SchemaRegistryClient, iterates: bool
+) -> None:
+    """Regression: it returned records after `on_revoked`, while the close left the group."""
+    topic = new_topic(ours)
+    with Producer({"bootstrap.servers": ours}, value_serializer=AvroSerializer(client, ORDER)) as producer:
+        producer.send(topic, ORDER_ROW)
+
+    async def run() -> BaseException | None:
+        consumer = aio.Consumer(
+            {"bootstrap.servers": ours, "group.id": topic, "auto.offset.reset": "earliest"},
+            value_deserializer=AvroDeserializer(client),
+        )
+
+        async def revoked(partitions: list[TopicPartition]) -> None:
+            registry.gate.set()
+            await asyncio.wait([reading], timeout=5)
+
+        async def read_one() -> object:
+            return await anext(aiter(consumer)) if iterates else await consumer.poll(60)
+
+        consumer.subscribe(topic, on_revoked=revoked)
+        registry.requests.clear()
+        registry.gate.clear()
+        reading = asyncio.ensure_future(read_one())
+        await until(lambda: registry.requests)
+        await consumer.close()
+        await asyncio.wait([reading])
+        return reading.exception()
+
+    assert isinstance(asyncio.run(run()), MisuseError)
+
+
+class Forgetful:
+    """A deserializer that is never ready."""
+
+    def __init__(self) -> None:
+        self.prepared = 0
+
+    def deserialize(self, topic: str, data: bytes) -> bytes:
+        return data
+
+    def is_ready(self, topic: str, data: bytes) -> bool:
+        return False
+
+    async def prepare(self, topic: str, data: bytes) -> None:
+        self.prepared += 1
+
+
+def test_a_deserializer_that_forgets_what_it_prepared_ends_the_poll(ours: str) -> None:
+    """Regression: the poll prepared the same record forever."""
+    topic, deserializer = new_topic(ours), Forgetful()
+    with Producer({"bootstrap.servers": ours}) as producer:
+        producer.send_many(topic, [b"a", b"b", b"c"])
+
+    async def run() -> list[Any]:
+        config = {"bootstrap.servers": ours, "auto.offset.reset": "earliest"}
+        async with aio.Consumer(config, value_deserializer=deserializer) as consumer, asyncio.timeout(60):
+            consumer.assign(TopicPartition(topic, 0))
+            polled = await consumer.poll(60)
+            return [*polled, await anext(aiter(consumer)), *await consumer.poll(60)]
+
+    assert [record.value for record in asyncio.run(run())] == [b"a", b"b", b"c"]
+    assert deserializer.prepared == 3

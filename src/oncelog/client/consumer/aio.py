@@ -42,6 +42,7 @@ from oncelog.types import (
 )
 
 _LONG_WAIT_SECONDS = 3600.0
+_CALLBACK_MS = 5_000
 
 SECOND_POLL = "another thread or task is polling this consumer; use one consumer per thread or task"
 POLL_IN_CALLBACK = (
@@ -49,6 +50,8 @@ POLL_IN_CALLBACK = (
     "poll continues"
 )
 
+NextRow = Callable[[], Record | None]
+"""A function that returns the next record of the core's `delivery`, or None, without taking it."""
 Prepare = Callable[[float], bool]
 """A function that moves fetched records into the core's `delivery`. It returns True if `delivery` then has
 records.
@@ -174,7 +177,7 @@ class AsyncConsumer:
         """
         check_running_loop(self._loop, "consumer")
         try:
-            await self.end_polling()
+            await self.until_callback_ends(self._is_callback_over)
             self._pending_rebalance = None
             try:
                 if not self._closed:
@@ -346,9 +349,9 @@ class AsyncConsumer:
 
         Calls `on_revoked` (or `on_lost`) with the partitions.
         """
-        await self.end_polling()
-        self._pending_rebalance = None
         try:
+            await self.until_callback_ends(self._is_callback_over)
+            self._pending_rebalance = None
             await self._notify_of_leaving()
             if self._group is not None:
                 await self._group.close()
@@ -474,30 +477,25 @@ class AsyncConsumer:
         """
         limit = self.poll_limit(max_records)
         is_ready = await self._wait_for_records(
-            timeout, lambda now_ms: self._core.prepare_records(limit, now_ms)
+            timeout,
+            lambda now_ms: self._core.prepare_records(limit, now_ms),
+            lambda: next(iter(self._core.delivery.peek(1)), None),
         )
         if not is_ready:
             return []
         if self.deserializer is not None:
-            return await self._take_converted(limit, self.deserializer)
+            return self._take_converted(limit, self.deserializer)
         return self._core.delivery.take(limit)
 
-    async def _take_converted(self, limit: int, deserializer: RecordDeserializer) -> list[Record]:
-        """Return up to `limit` converted records. Await what the deserializers need for the first one.
+    def _take_converted(self, limit: int, deserializer: RecordDeserializer) -> list[Record]:
+        """Return up to `limit` converted records: those before the first one that must be prepared.
 
-        Stop before a later record for which they would wait: the next poll awaits that. Raises
-        DeserializationError.
+        The poll has prepared the first record. Raises DeserializationError.
         """
         delivery = self._core.delivery
-        while deserializer.may_wait:
-            # Look again after each wait: another task may have changed the buffer meanwhile.
-            rows = delivery.peek(limit)
-            ready = next((n for n, row in enumerate(rows) if not deserializer.is_ready(row)), len(rows))
-            if ready or not rows:
-                limit = ready
-                break
-            await deserializer.prepare(rows[0])
-            self._raise_if_closed_meanwhile()
+        if deserializer.may_wait:
+            later = enumerate(delivery.peek(limit)[1:], start=1)
+            limit = next((number for number, row in later if not deserializer.is_ready(row)), limit)
         return delivery.take_converted(limit, deserializer)
 
     async def poll_arrow(self, timeout: float = 1.0, *, include_headers: bool = False) -> Any | None:
@@ -515,8 +513,13 @@ class AsyncConsumer:
         limit: int = self._settings["max.poll.records"]
         return limit if max_records is None else min(max_records, limit)
 
-    async def _wait_for_records(self, timeout: float, prepare: Prepare) -> bool:
-        """Wait until the core's `delivery` has records; return False after `timeout` seconds."""
+    async def _wait_for_records(
+        self, timeout: float, prepare: Prepare, next_row: NextRow | None = None
+    ) -> bool:
+        """Wait until the core's `delivery` has records; return False after `timeout` seconds.
+
+        Also wait for what the deserializers need for the record that `next_row` returns.
+        """
         await self._until_interrupted_poll_ends()
         # Between two steps, a second task would call the callbacks again, so it is refused. So is a callback,
         # which would call itself again. Guards: test_a_callback_that_polls_is_refused and
@@ -527,7 +530,7 @@ class AsyncConsumer:
         deadline_ms = self.begin_poll(timeout)
         self._polling_task = task
         try:
-            while isinstance(step := await self.poll_step(deadline_ms, prepare), Rebalance):
+            while isinstance(step := await self.poll_step(deadline_ms, prepare, next_row), Rebalance):
                 try:
                     await self._listener.notify_async(step)
                 except Exception:
@@ -559,7 +562,9 @@ class AsyncConsumer:
             raise MisuseError("no partitions are assigned; call assign() or subscribe() first")
         return self._now_ms() + timeout * 1000
 
-    async def poll_step(self, deadline_ms: float, prepare: Prepare) -> Rebalance | bool:
+    async def poll_step(
+        self, deadline_ms: float, prepare: Prepare, next_row: NextRow | None = None
+    ) -> Rebalance | bool:
         """Return True if records are ready, False at the deadline, or a Rebalance.
 
         The caller notifies the application of the Rebalance. Each call returns the same Rebalance until
@@ -575,7 +580,7 @@ class AsyncConsumer:
         # A waiting poll counts as activity of the application (max.poll.interval.ms).
         self._activity.enter()
         try:
-            return await self._poll_step(deadline_ms, prepare)
+            return await self._poll_step(deadline_ms, prepare, next_row)
         except asyncio.CancelledError:
             if self._is_step_ended and task.uncancel() <= self._earlier_cancels:
                 raise MisuseError("this consumer was closed, or unsubscribed, while it was polled") from None
@@ -597,7 +602,45 @@ class AsyncConsumer:
         finally:
             self._is_step_ended = False
 
-    async def _poll_step(self, deadline_ms: float, prepare: Prepare) -> Rebalance | bool:
+    async def until_callback_ends(self, is_over: Callable[[], bool]) -> None:
+        """Interrupt the poll of another thread or task, and wait until `is_over` for its rebalance callback.
+
+        Otherwise that callback could run after the last callback of this consumer, and the application would
+        count partitions as assigned to a closed consumer. Guards:
+        test_close_waits_for_the_running_callback_of_another_thread and
+        test_close_waits_for_the_callback_that_another_task_awaits. Simulated blocking clients found it, too.
+        Do not wait long: the callback may wait for the thread or task that closes.
+        """
+        await self.end_polling()
+        deadline_ms = self._now_ms() + _CALLBACK_MS
+        while not is_over() and self._now_ms() < deadline_ms:
+            await asyncio.sleep(0.001)
+            await self.end_polling()
+
+    def _is_callback_over(self) -> bool:
+        """Return True unless another task is inside a poll."""
+        return self._polling_task is None or self._polling_task is asyncio.current_task()
+
+    async def _prepare_next(self, next_row: NextRow | None) -> bool:
+        """Await what the deserializers need for the next record. Return False if there is none any more.
+
+        This is part of a poll's step, so that a close interrupts it. Otherwise the poll could return records
+        of partitions that the close has given to other members. Guard:
+        test_a_poll_that_waits_for_a_schema_returns_nothing_after_a_close.
+        """
+        deserializer, prepared = self.deserializer, None
+        if next_row is None or deserializer is None or not deserializer.may_wait:
+            return True
+        # Look again after each wait: another task may have changed the buffer meanwhile. But prepare no
+        # record twice: a full cache may have dropped its schema again.
+        while (row := next_row()) is not None and row is not prepared and not deserializer.is_ready(row):
+            await deserializer.prepare(row)
+            prepared = row
+        return row is not None
+
+    async def _poll_step(
+        self, deadline_ms: float, prepare: Prepare, next_row: NextRow | None
+    ) -> Rebalance | bool:
         while self._pending_rebalance is None:
             step = await self._advance(deadline_ms)
             if step is False:
@@ -611,8 +654,9 @@ class AsyncConsumer:
             is_ready = prepare(cluster.now_ms())
             fetcher.start_due()
             if is_ready:
-                return True
-            if not await fetcher.wait(deadline_ms):
+                if await self._prepare_next(next_row):
+                    return True
+            elif not await fetcher.wait(deadline_ms):
                 return False
         return self._pending_rebalance
 
@@ -664,17 +708,19 @@ class AsyncConsumer:
         # Connect first: the time that connecting takes does not count as time without a record.
         await self.start()
         delivery, deserializer = self._core.delivery, self.deserializer
+        may_wait = deserializer is not None and deserializer.may_wait
+        is_prepared = False
         while True:
-            if deserializer is not None and deserializer.may_wait:
-                while (row := delivery.peek_next()) is not None and not deserializer.is_ready(row):
-                    # The application asks for the next record, so it has processed the last one.
-                    delivery.finish()
-                    await deserializer.prepare(row)
-                    self._raise_if_closed_meanwhile()
-            record = delivery.next_record(deserializer)
+            if may_wait and not is_prepared and (row := delivery.peek_next()) is not None:
+                assert deserializer is not None
+                is_prepared = deserializer.is_ready(row)
+            record = delivery.next_record(deserializer) if is_prepared or not may_wait else None
+            is_prepared = False
             if record is not None:
                 yield record
-            elif not await self._wait_for_records(timeout, prepare) and self.iteration_ends:
+            elif await self._wait_for_records(timeout, prepare, delivery.peek_next):
+                is_prepared = True
+            elif self.iteration_ends:
                 return
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import re
 import threading
@@ -36,7 +35,6 @@ __all__ = ["AsyncConsumer", "Consumer"]
 
 T = TypeVar("T")
 _CLOSE_SECONDS = 10.0
-_CALLBACK_SECONDS = 5
 
 
 class Consumer:
@@ -122,24 +120,12 @@ class Consumer:
 
     def _notify_of_leaving(self) -> None:
         """Commit if enable.auto.commit is set, and call the rebalance callback in this thread."""
-        self._thread.run(self._end_polling(threading.get_ident()), _CLOSE_SECONDS)
+        thread = threading.get_ident()
+        ending = self._async.until_callback_ends(lambda: self._polling_thread in (None, thread))
+        self._thread.run(ending, _CLOSE_SECONDS)
         rebalance = self._thread.run(self._async.prepare_to_leave(), _CLOSE_SECONDS)
         if rebalance is not None:
             self._listener.notify(rebalance)
-
-    async def _end_polling(self, thread: int) -> None:
-        """Interrupt the poll of a thread other than `thread`, and wait until its rebalance callback ended.
-
-        Otherwise that callback could run after the last callback of this consumer, and the application would
-        count partitions as assigned to a closed consumer. Guard:
-        test_close_waits_for_the_running_callback_of_another_thread. Simulated blocking clients found it, too.
-        Do not wait long: the callback may wait for the thread that closes.
-        """
-        await self._async.end_polling()
-        deadline_ns = system.current().monotonic_ns() + _CALLBACK_SECONDS * 1_000_000_000
-        while self._polling_thread not in (None, thread) and system.current().monotonic_ns() < deadline_ns:
-            await asyncio.sleep(0.001)
-            await self._async.end_polling()
 
     def __enter__(self) -> Self:
         return self
