@@ -7,6 +7,7 @@ import json
 import socket
 import ssl
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -317,3 +318,43 @@ def test_only_protobuf_is_asked_for_in_serialized_form(registry: Registry) -> No
     assert [request for request in registry.requests if "serialized" in request] == [
         "GET /schemas/ids/2?format=serialized"
     ]
+
+
+def test_a_look_up_that_gets_no_thread_fails(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: all later look-ups of the same schema waited for one that did not run."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    client = client_of(registry, request_timeout_ms=2_000)
+    schema_id = client.register_schema("s", Schema('"long"'))
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(SchemaRegistryError, match="can't start new thread"):
+            client.get_schema(schema_id)
+    assert client.get_schema(schema_id).text == '"long"'
+
+
+def test_a_response_that_never_ends_is_given_up() -> None:
+    """Regression: its thread and connection stayed as long as the registry sent some bytes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ended = threading.Event()
+
+        def drip() -> None:
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                connection.recv(10_000)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9000000\r\n\r\n")
+                while not ended.wait(0.05):
+                    connection.sendall(b" ")
+
+        sending = threading.Thread(target=drip, daemon=True)
+        sending.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        client = SchemaRegistryClient({"schema.registry.url": url, "request.timeout.ms": 300})
+        with pytest.raises(SchemaRegistryError, match=r"request\.timeout\.ms=300"):
+            client.get_schema(1)
+        sending.join(20)  # the client closes the connection
+        is_closed = not sending.is_alive()
+        ended.set()
+    assert is_closed

@@ -30,7 +30,7 @@ from oncelog.schema_registry import (
     SchemaRegistryClient,
     to_json,
 )
-from oncelog.schema_registry.avro import has_endless_arrays, parse_avro
+from oncelog.schema_registry.avro import MAX_DECIMAL_BYTES, has_endless_arrays, is_recursive, parse_avro
 
 FIXED = {"auto.register.schemas": False}
 
@@ -466,7 +466,17 @@ def test_data_without_a_json_form_is_refused(data: Any) -> None:
         to_json(data)
 
 
+def doubled(levels: int) -> str:
+    """Return a record of twice as many parts for each level. A value takes no bytes."""
+    inner: dict[str, Any] = {"type": "record", "name": "D0", "fields": []}
+    for level in range(1, levels + 1):
+        fields = [{"name": "a", "type": inner}, {"name": "b", "type": inner["name"]}]
+        inner = {"type": "record", "name": f"D{level}", "fields": fields}
+    return json.dumps(inner)
+
+
 ENDLESS = [
+    doubled(40),
     '{"type": "array", "items": "null"}',
     '{"type": "array", "items": {"type": "fixed", "name": "F", "size": 0}}',
     '{"type": "map", "values": {"type": "array", "items": {"type": "record", "name": "R", "fields": []}}}',
@@ -489,6 +499,7 @@ def test_avro_data_that_may_claim_any_number_of_items_is_not_read(
 
 
 FINITE = [
+    doubled(10),
     ORDER,
     '{"type": "array", "items": ["null", "int"]}',
     '{"type": "map", "values": "null"}',
@@ -500,3 +511,55 @@ FINITE = [
 @pytest.mark.parametrize("schema", FINITE)
 def test_avro_data_whose_items_take_bytes_is_read(client: SchemaRegistryClient, schema: str) -> None:
     assert not has_endless_arrays(parse_avro(client, Schema(schema)))
+
+
+LINKS = '{"type": "record", "name": "Link", "fields": [{"name": "next", "type": ["null", "Link"]}]}'
+MUTUAL = (
+    '{"type": "record", "name": "A", "fields": [{"name": "b", "type": {"type": "record", "name": "B",'
+    ' "fields": [{"name": "a", "type": ["null", "A"]}]}}]}'
+)
+TWICE = (
+    '{"type": "record", "name": "C", "fields": [{"name": "x", "type": {"type": "fixed", "name": "F",'
+    ' "size": 2}}, {"name": "y", "type": "F"}]}'
+)
+
+
+@pytest.mark.parametrize("schema", [LINKS, MUTUAL])
+def test_avro_data_that_is_nested_too_deeply_is_refused(client: SchemaRegistryClient, schema: str) -> None:
+    """Regression: fastavro's compiled reader overflowed the stack, and the process ended."""
+    schema_id = client.register_schema("links-value", Schema(schema))
+    head, deserializer = b"\0" + schema_id.to_bytes(4), AvroDeserializer(client)
+    assert AvroSerializer(client, schema).serialize("links", deserializer.deserialize("", head + b"\2\0"))
+    with pytest.raises(SchemaDataError, match=f"schema id {schema_id}: RecursionError"):
+        deserializer.deserialize("links", head + b"\2" * 1_000_000 + b"\0")
+
+
+def test_only_schemas_that_contain_themselves_are_recursive(client: SchemaRegistryClient) -> None:
+    recursive = [
+        text for text in (*FINITE, LINKS, MUTUAL, TWICE) if is_recursive(parse_avro(client, Schema(text)))
+    ]
+    assert recursive == [FINITE[-1], LINKS, MUTUAL]
+
+
+DECIMAL = '{"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}'
+DECIMALS = [
+    DECIMAL,
+    f'["null", {DECIMAL}]',
+    '{"type": "record", "name": "P", "fields": [{"name": "p", "type": {"type": "array", "items":'
+    f' {DECIMAL}}}}}, {{"name": "q", "type": ["null", "P"]}}]}}',
+]
+
+
+@pytest.mark.parametrize("schema", DECIMALS)
+def test_a_decimal_above_the_limit_is_refused(client: SchemaRegistryClient, schema: str) -> None:
+    """Regression: a decimal of one megabyte blocked the reader for two minutes."""
+    serializer, deserializer = AvroSerializer(client, schema), AvroDeserializer(client)
+    wrapped = Decimal("12.34"), {"p": [], "q": {"p": [Decimal("12.34")], "q": None}}
+    row = wrapped["record" in schema]
+    data = serializer.serialize("prices", row)
+    assert deserializer.deserialize("prices", data) == row
+    assert AvroDeserializer(client, schema).deserialize("prices", data) == row
+    length = MAX_DECIMAL_BYTES + 1 << 1
+    large = bytes([length & 0x7F | 0x80, length >> 7]) + b"\x7f" * (MAX_DECIMAL_BYTES + 1)
+    with pytest.raises(SchemaDataError, match="a decimal of 1001 bytes: at most 1000 are read"):
+        deserializer.deserialize("prices", data.replace(b"\4\x04\xd2", large))

@@ -17,12 +17,20 @@ from oncelog.schema_registry.wire_format import HEADER_BYTES
 
 try:
     from fastavro import schemaless_reader, schemaless_writer
+    from fastavro._read_py import schemaless_reader as python_reader
+    from fastavro.read import LOGICAL_READERS
     from fastavro.repository import AbstractSchemaRepository, SchemaRepositoryError
     from fastavro.schema import load_schema
 except ImportError as error:
     raise MissingDependency(f"{error.name} is missing: pip install 'oncelog[schema-registry]'") from None
 
 _ROOT = "$root"
+MAX_DECIMAL_BYTES = 1_000
+"""The maximum size of a decimal, about 2,400 digits. The time to convert it grows with the square of this."""
+MAX_FREE_PARTS = 10_000
+"""The maximum number of parts of a value that takes no bytes, such as a record of nulls."""
+_BOUNDED = "oncelog-bounded-decimal"
+"""The logical type that stands for "decimal" in the schemas of decoders."""
 
 
 class AvroSerializer(SchemaSerializer):
@@ -109,13 +117,19 @@ def avro_decoder(registry: SchemaRegistryClient, schema_id: int, reader: Schema 
         return lambda data: bytes(data[HEADER_BYTES:])
     if has_endless_arrays(written):
         raise SchemaDataError(
-            f"schema id {schema_id} has an array whose items take no bytes: a few bytes of data could stand "
-            "for any number of items, so such data is not read",
+            f"schema id {schema_id} has an array whose items take no bytes, or more than {MAX_FREE_PARTS} "
+            "parts that take none: a few bytes of data could stand for any number of items, so such data is "
+            "not read",
             schema_id=schema_id,
         )
+    bounded = with_bounded_decimals(written)
+    # The compiled reader has no limit of depth: a recursive schema and some kilobytes of data overflow the
+    # stack, which ends the process. In Python, they raise RecursionError. Guard:
+    # test_avro_data_that_is_nested_too_deeply_is_refused.
+    reads = python_reader if is_recursive(written) else schemaless_reader
 
     def decode(data: bytes) -> Any:
-        return schemaless_reader(io.BytesIO(data[HEADER_BYTES:]), written, read)
+        return reads(io.BytesIO(data[HEADER_BYTES:]), bounded, read)
 
     return decode
 
@@ -135,13 +149,53 @@ def parse_avro(registry: SchemaRegistryClient, schema: Schema, schema_id: int | 
 
 
 def has_endless_arrays(parsed: Any) -> bool:
-    """Return True if a schema in fastavro's form has an array of items that take no bytes, such as nulls."""
+    """Return True if a few bytes of data could stand for any number of parts of a schema in fastavro's form.
+
+    That is so for an array of items that take no bytes, such as nulls, and for records in records that take
+    none. Their number may double with each level.
+    """
     nested = list(_nested(parsed))
     named = {part["name"]: part for part in nested if isinstance(part, dict) and "name" in part}
+    known: dict[str, int | None] = {}
     return any(
-        isinstance(part, dict) and part.get("type") == "array" and _takes_no_bytes(part["items"], named)
+        isinstance(part, dict)
+        and (
+            (part.get("type") == "array" and _free_parts(part["items"], named, known) is not None)
+            or (_free_parts(part, named, known) or 0) > MAX_FREE_PARTS
+        )
         for part in nested
     )
+
+
+def is_recursive(parsed: Any) -> bool:
+    """Return True if a type of a schema in fastavro's form contains itself, directly or through others."""
+    # A name stands for a type that is defined before it, so each cycle has a name within its own definition.
+    return any(
+        isinstance(part, dict) and "name" in part and part["name"] in _nested(part)
+        for part in _nested(parsed)
+    )
+
+
+def with_bounded_decimals(parsed: Any) -> Any:
+    """Return a copy of a schema in fastavro's form that refuses decimals above MAX_DECIMAL_BYTES.
+
+    One of a megabyte would take minutes. Guard: test_a_decimal_above_the_limit_is_refused.
+    """
+    copied = deepcopy(parsed)
+    named = copied.get("__named_schemas", {}) if isinstance(copied, dict) else {}
+    for part in _nested([copied, *named.values()]):
+        if isinstance(part, dict) and part.get("logicalType") == "decimal":
+            part["logicalType"] = _BOUNDED
+    return copied
+
+
+def _bounded_decimal(data: bytes, writer: Any = None, reader: Any = None) -> Any:
+    if len(data) > MAX_DECIMAL_BYTES:
+        raise ValueError(f"a decimal of {len(data)} bytes: at most {MAX_DECIMAL_BYTES} are read")
+    return LOGICAL_READERS["bytes-decimal"](data, writer, reader)
+
+
+LOGICAL_READERS[f"bytes-{_BOUNDED}"] = LOGICAL_READERS[f"fixed-{_BOUNDED}"] = _bounded_decimal
 
 
 def _nested(schema: Any) -> Iterator[Any]:
@@ -159,16 +213,31 @@ def _nested(schema: Any) -> Iterator[Any]:
         yield from _nested(part)
 
 
-def _takes_no_bytes(schema: Any, named: Mapping[str, Any]) -> bool:
+def _free_parts(schema: Any, named: Mapping[str, Any], known: dict[str, int | None]) -> int | None:
+    """Return the number of parts of a value that takes no bytes; None for values that take some.
+
+    `known` has the results of named types.
+    """
     if isinstance(schema, str) and schema in named:
-        # A record that contains itself takes the index of a union at least.
-        return _takes_no_bytes(named[schema], {name: named[name] for name in named if name != schema})
-    kind = schema["type"] if isinstance(schema, dict) else schema
-    if kind == "fixed":
-        return bool(schema["size"] == 0)
+        schema = named[schema]
+    if not isinstance(schema, dict):
+        return 1 if schema == "null" else None
+    kind, name = schema["type"], schema.get("name")
+    if name in known:
+        return known[name]
+    if name is not None:
+        known[name] = None  # a record that contains itself takes the index of a union at least
+    parts: int | None
     if kind in ("record", "error"):
-        return all(_takes_no_bytes(field["type"], named) for field in schema["fields"])
-    return _takes_no_bytes(kind, named) if isinstance(kind, dict) else kind == "null"
+        inner = [_free_parts(field["type"], named, known) for field in schema["fields"]]
+        parts = None if None in inner else 1 + sum(filter(None, inner))
+    elif kind == "fixed":
+        parts = None if schema["size"] else 1
+    else:
+        parts = _free_parts(kind, named, known)
+    if name is not None:
+        known[name] = parts
+    return parts
 
 
 class _Repository(AbstractSchemaRepository):  # type: ignore[misc]

@@ -70,13 +70,14 @@ class RestClient:
         error of its own. Raises SchemaRegistryError.
         """
         settings, started_ns = self._settings, self._runtime.monotonic_ns()
+        deadline_ns = started_ns + settings["request.timeout.ms"] * 1_000_000
         attempt = 0
         while True:
             url = self.urls[attempt % len(self.urls)] + request.path
             if self._closed.is_set():
                 raise _failure("the client is closed", url, request)
             try:
-                return self._once(url, request)
+                return self._once(url, request, deadline_ns)
             except SchemaRegistryError as error:
                 pause_ms = retry_pause_ms(
                     attempt, error.status, len(self.urls), settings["max.retries"],
@@ -88,11 +89,11 @@ class RestClient:
             self._closed.wait(pause_ms / 1000)
             attempt += 1
 
-    def _once(self, url: str, request: Request) -> Any:
+    def _once(self, url: str, request: Request, deadline_ns: int) -> Any:
         content = None if request.body is None else json.dumps(request.body).encode()
         try:
             with self._http.stream(request.method, url, content=content) as response:
-                status, data = response.status_code, self._read(response, url, request)
+                status, data = response.status_code, self._read(response, url, request, deadline_ns)
         # RuntimeError: another thread closed the client.
         except (httpx.HTTPError, httpx.InvalidURL, RuntimeError, OSError) as error:
             raise _failure(f"{type(error).__name__}: {error}", url, request) from error
@@ -108,13 +109,20 @@ class RestClient:
         message = str(described.get("message") or "no message")[:MAX_MESSAGE_CHARACTERS]
         raise _failure(f"HTTP {status}, error code {code}: {message}", url, request, status, code)
 
-    def _read(self, response: Any, url: str, request: Request) -> bytes:
-        """Return the body. A compressed one is refused, because its size is unknown before it is read."""
+    def _read(self, response: Any, url: str, request: Request, deadline_ns: int) -> bytes:
+        """Return the body. A compressed one is refused, because its size is unknown before it is read.
+
+        Nobody waits after the deadline. Without it, a body that arrives byte by byte would keep a thread and
+        a connection for days. Guard: test_a_response_that_never_ends_is_given_up.
+        """
         if response.headers.get("content-encoding", "identity") != "identity":
             raise _failure("the response is compressed, which was not requested", url, request, 200)
         data = bytearray()
         for chunk in response.iter_raw():
             data += chunk
+            if self._runtime.monotonic_ns() > deadline_ns:
+                limit = f"request.timeout.ms={self._settings['request.timeout.ms']}"
+                raise _failure(f"the response did not end within {limit}", url, request, response.status_code)
             if len(data) > self._max_bytes:
                 limit = f"oncelog.max.response.bytes={self._max_bytes}"
                 raise _failure(f"the response is larger than {limit}", url, request, response.status_code)

@@ -43,20 +43,20 @@ class Lookups:
         Raises SchemaRegistryError after `timeout_ms`.
         """
         try:
-            return self._start(key, look_up).result(self._timeout_ms / 1000)
+            return self._start(key, look_up, about).result(self._timeout_ms / 1000)
         except FutureTimeout as error:
             raise self._late(about) from error
 
     async def wait_async(self, key: Hashable, look_up: Callable[[], T], about: About) -> T:
         """Do the same without blocking the event loop. A cancellation ends only the wait."""
-        future = self._start(key, look_up)
+        future = self._start(key, look_up, about)
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
                 return await asyncio.wrap_future(future)
         except TimeoutError as error:
             raise self._late(about) from error
 
-    def _start(self, key: Hashable, look_up: Callable[[], T]) -> Future[T]:
+    def _start(self, key: Hashable, look_up: Callable[[], T], about: About) -> Future[T]:
         with self._lock:
             if (running := self._running.get(key)) is not None:
                 return running
@@ -65,12 +65,19 @@ class Lookups:
             future.set_running_or_notify_cancel()
             self._running[key] = future
         context = copy_context()
-        threading.Thread(
+        thread = threading.Thread(
             target=context.run,
             args=(self._run, key, look_up, future),
             name="oncelog-schema-lookup",
             daemon=True,
-        ).start()
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:
+            # The system refuses threads, or Python exits. Without this, all later callers of the same key
+            # would wait for a look-up that does not run. Guard: test_a_look_up_that_gets_no_thread_fails.
+            self._forget(key)
+            future.set_exception(self._error(about, str(error)))
         return future
 
     def _run(self, key: Hashable, look_up: Callable[[], T], future: Future[T]) -> None:
@@ -88,8 +95,11 @@ class Lookups:
             del self._running[key]
 
     def _late(self, about: About) -> SchemaRegistryError:
+        return self._error(about, f"no result within request.timeout.ms={self._timeout_ms}")
+
+    def _error(self, about: About, reason: str) -> SchemaRegistryError:
         return SchemaRegistryError(
-            f"{about.text}: no result within request.timeout.ms={self._timeout_ms}",
+            f"{about.text}: {reason}",
             url=about.url,
             subject=about.subject,
             schema_id=about.schema_id,
