@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import threading
 from collections.abc import Iterator
 
 import click
@@ -16,7 +17,9 @@ from support.topics import new_topic, producer_of
 from oncelog import Admin
 from oncelog.cli.common import ClientConfig
 from oncelog.cli.web import _deserializer, command
-from oncelog.schema_registry import AnyDeserializer, AvroSerializer, SchemaRegistryClient
+from oncelog.errors import SchemaRegistryError
+from oncelog.schema_registry import AnyDeserializer, AvroSerializer, Schema, SchemaRegistryClient
+from oncelog.web import decoding
 from oncelog.web.app import make_app
 
 
@@ -60,6 +63,28 @@ def test_values_are_shown_as_json_with_their_schema(pages: TestClient, ours: str
     assert "Schema 9 not found" in text
     assert "the data does not fit schema id 1" in text
     assert "<b>lamp" not in pages.get(f"/topics/{topic}/messages").text
+
+
+def test_a_slow_registry_delays_a_page_by_seconds_only(
+    pages: TestClient, ours: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: each of 50 unknown ids could take 5 s."""
+    asked = list[int]()
+
+    def look_up(client: SchemaRegistryClient, schema_id: int) -> Schema:
+        asked.append(schema_id)
+        threading.Event().wait(0.2)
+        raise SchemaRegistryError("not found", url="", schema_id=schema_id, status=404)
+
+    monkeypatch.setattr(SchemaRegistryClient, "get_schema", look_up)
+    monkeypatch.setattr(decoding, "MAX_LOOKUP_SECONDS", 0.5)
+    topic = new_topic(ours)
+    with producer_of(ours) as producer:
+        producer.send_many(topic, [b"\0\0\0\0" + bytes([number]) + b"x" for number in range(1, 40)]).result(
+            60
+        )
+    assert shown(pages, topic).count("in Confluent's wire format") == 39
+    assert 1 <= len(asked) <= 4
 
 
 @pytest.mark.parametrize("failure", ["refuses", "is silent"])

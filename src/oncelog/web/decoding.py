@@ -6,11 +6,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from oncelog.errors import OncelogError, SchemaRegistryError
+from oncelog.runtime import system
 from oncelog.web.display import data_text
 from oncelog.web.reading import Message
 
 MAX_LOOKUPS = 50
 """The maximum number of schema ids that a page asks the registry for. Later pages ask for further ones."""
+MAX_LOOKUP_SECONDS = 5.0
+"""The time in seconds after which a page asks for no further schema ids. Each look-up has a limit of its own.
+
+Guard: test_a_slow_registry_delays_a_page_by_seconds_only.
+"""
 _NOT_FOUND = 404
 
 
@@ -45,6 +51,7 @@ class _Page:
     def __init__(self, deserializer: Any | None) -> None:
         self._deserializer = deserializer
         self._asked: set[int] = set()
+        self._began_ns = system.current().monotonic_ns()
         self._unknown: dict[int, OncelogError] = {}
         self.outage: OncelogError | None = None
 
@@ -82,6 +89,8 @@ class _Page:
         ):
             return True
         if self.outage is not None or (schema_id not in self._asked and len(self._asked) >= MAX_LOOKUPS):
+            return False
+        if (system.current().monotonic_ns() - self._began_ns) / 1e9 > MAX_LOOKUP_SECONDS:
             return False
         self._asked.add(schema_id)
         return True
