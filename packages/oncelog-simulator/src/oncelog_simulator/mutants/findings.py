@@ -135,7 +135,10 @@ OUT_OF_REACH: dict[str, str] = {
     "simulated clients send records with the times of a simulated clock": "R1211",
     "no two simulated loops have one transactional id": "R1226 R1290 R1346",
     "one task of a simulated producer ends its transactions": "R1360",
-    "a simulated thread seldom closes a consumer right before another one's callback runs": "R1370",
+    "a simulated thread seldom closes a consumer right before another one's callback runs": "R1370 R1385",
+    "no simulated client or console has a schema registry": (
+        "R1380 R1381 R1382 R1383 R1384 R1386 R1387 R1388"
+    ),
     "no simulated consumer looks up a position behind an error, or polls for no records": "R1362 R1368",
     "no simulated rebalance callback polls, and simulated tasks are not eager": "R1366 R1369",
     "simulated transforms take no time": "R1172 R1173",
