@@ -37,7 +37,8 @@ def test_values_become_columns(spark: Any, shared_broker: Broker, registry: Regi
     rows = (
         spark.read.format("oncelog").option("kafka.bootstrap.servers", ours).option("subscribe", topic).load()
     )
-    text = registry_json("value", config, mode="PERMISSIVE").alias("text")
+    listed = {"schema.registry.url": [registry.url]}  # regression: the tasks failed with TypeError
+    text = registry_json("value", listed, mode="PERMISSIVE").alias("text")
     found = [row.text for row in rows.orderBy("offset").select(text).collect()]
     expected = [{**ORDER_ROW, "id": number} for number in range(3)]
     assert [None if item is None else json.loads(item) for item in found] == [

@@ -35,7 +35,11 @@ def registry_json(column: Column | str, config: Mapping[str, object], *, mode: s
     if mode not in MODES:
         raise ConfigError(f"mode={mode!r}: expected one of {', '.join(MODES)}")
     SCHEMA_REGISTRY.parse(config)
-    settings, is_strict = tuple(sorted(config.items())), mode == "FAILFAST"
+    is_strict = mode == "FAILFAST"
+    # The key of a worker's cache, so a list of URLs must become a tuple.
+    settings = tuple(
+        (key, tuple(value) if isinstance(value, list) else value) for key, value in config.items()
+    )
 
     def json_texts(values: Any) -> Any:
         return values.map(lambda data: _json_text(settings, is_strict, data))
