@@ -68,16 +68,21 @@ def test_clients_read_past_compacted_offsets(
 def _copy(log: Path, directory: Path) -> Path:
     """Copy the partition's files between two compactions.
 
-    A compaction replaces several files one by one, so the copy is repeated if one was running.
+    A compaction replaces several files one by one, so the copy is repeated if one was running: a file was
+    replaced meanwhile, or waits for that with the suffix `.swap`.
     """
 
+    def files() -> dict[str, int]:
+        return {file.name: file.stat().st_ino for file in log.iterdir()}
+
     def copied() -> bool:
-        names = {file.name for file in log.iterdir()}
         shutil.rmtree(directory / log.name, ignore_errors=True)
         with suppress(shutil.Error, FileNotFoundError):
+            before = files()
             shutil.copytree(log, directory / log.name)
-        is_unchanged = names == {file.name for file in log.iterdir()}
-        return is_unchanged and all((directory / log.name / name).exists() for name in names | {FIRST})
+            is_complete = all((directory / log.name / name).exists() for name in before.keys() | {FIRST})
+            return is_complete and before == files() and not any("swap" in name for name in before)
+        return False
 
     wait_until(copied)
     return directory / log.name
