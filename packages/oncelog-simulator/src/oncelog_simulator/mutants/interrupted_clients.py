@@ -84,8 +84,8 @@ def _join_again(error: Any, request: Any) -> Any:
     return _ORIGINAL_ACTION(error, request)
 
 
-async def _tell_once(self: Any, deadline_ms: float, prepare: Any) -> Any:
-    step = await _ORIGINAL_STEP(self, deadline_ms, prepare)
+async def _tell_once(self: Any, deadline_ms: float, prepare: Any, next_row: Any = None) -> Any:
+    step = await _ORIGINAL_STEP(self, deadline_ms, prepare, next_row)
     self.finish_rebalance()
     return step
 
