@@ -87,9 +87,25 @@ def _lane_cost(broker: str) -> Any:
     return lambda result: _per_lane(result, LANE, broker)
 
 
-TARGETS = tuple(
-    Target(f"what a further lane adds to a micro-batch ({broker})", 50.0, "ms", False, _lane_cost(broker))
-    for broker in BROKERS
+def _own_cost(broker: str) -> Any:
+    """Return what a task of ours costs above a task of a sink in Python that writes nothing."""
+
+    def measured(result: Result) -> float | None:
+        ours, floor = (_per_lane(result, sink, broker) for sink in (LANE, DISCARDING))
+        return None if ours is None or floor is None else ours - floor
+
+    return measured
+
+
+TARGETS = (
+    *(
+        Target(f"what a further lane adds to a micro-batch ({broker})", 50.0, "ms", False, _lane_cost(broker))
+        for broker in BROKERS
+    ),
+    *(
+        Target(f"the same above a discarding sink in Python ({broker})", 8.0, "ms", False, _own_cost(broker))
+        for broker in BROKERS
+    ),
 )
 
 
