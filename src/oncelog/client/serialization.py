@@ -56,8 +56,8 @@ Serializer = Callable[[Any], bytes | None] | TopicSerializer
 Deserializer = Callable[[bytes], Any] | TopicDeserializer
 
 
-class RecordSerializer:
-    """The serializers of a producer. `waiting_key` and `waiting_value` are those that may wait."""
+class _Converters:
+    """The converters of keys and of values. `waiting_key` and `waiting_value` are those that may wait."""
 
     def __init__(
         self,
@@ -69,6 +69,10 @@ class RecordSerializer:
         self._key, self._value = key, value
         self._waiting_key, self._waiting_value = waiting_key, waiting_value
         self.may_wait = waiting_key is not None or waiting_value is not None
+
+
+class RecordSerializer(_Converters):
+    """The serializers of a producer."""
 
     def is_ready(self, topic: str, value: Any, key: Any) -> bool:
         """Return True if neither serializer would wait."""
@@ -124,23 +128,10 @@ class RecordSerializer:
         return output._replace(key=key, value=self.value(output.topic, output.value, output.partition))
 
 
-class RecordDeserializer:
+class RecordDeserializer(_Converters):
     """The deserializers of a consumer. An instance is called with a Record, and returns it with converted key
     and value.
-
-    `waiting_key` and `waiting_value` are those that may wait.
     """
-
-    def __init__(
-        self,
-        key: OfTopic | None,
-        value: OfTopic | None,
-        waiting_key: WaitingConverter | None = None,
-        waiting_value: WaitingConverter | None = None,
-    ) -> None:
-        self._key, self._value = key, value
-        self._waiting_key, self._waiting_value = waiting_key, waiting_value
-        self.may_wait = waiting_key is not None or waiting_value is not None
 
     def is_ready(self, record: Record) -> bool:
         """Return True if neither deserializer would wait."""

@@ -89,16 +89,6 @@ class JsonValueSerializer(SchemaSerializer):
     the schema, which must be in the registry already. For the arguments see `SchemaSerializer`.
     """
 
-    def __init__(
-        self,
-        registry: SchemaRegistryClient,
-        schema: Schema | None = None,
-        *,
-        is_key: bool = False,
-        config: Mapping[str, object] | None = None,
-    ) -> None:
-        super().__init__(registry, schema, is_key=is_key, config=config)
-
     def _record_name(self, schema: Schema) -> str | None:
         if schema.type == "PROTOBUF":
             return first_message_name(schema)

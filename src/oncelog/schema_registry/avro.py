@@ -40,17 +40,6 @@ class AvroSerializer(SchemaSerializer):
     Data has fastavro's types: a dict for a record. For the other arguments see `SchemaSerializer`.
     """
 
-    def __init__(
-        self,
-        registry: SchemaRegistryClient,
-        schema: str | Schema | None = None,
-        *,
-        is_key: bool = False,
-        config: Mapping[str, object] | None = None,
-    ) -> None:
-        schema = Schema(schema) if isinstance(schema, str) else schema
-        super().__init__(registry, schema, is_key=is_key, config=config)
-
     def _record_name(self, schema: Schema) -> str | None:
         return avro_record_name(schema)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from oncelog.errors import MissingDependency, SchemaDataError, text_of
@@ -34,16 +34,7 @@ class JsonSerializer(SchemaSerializer):
     see `SchemaSerializer`.
     """
 
-    def __init__(
-        self,
-        registry: SchemaRegistryClient,
-        schema: str | Schema | None = None,
-        *,
-        is_key: bool = False,
-        config: Mapping[str, object] | None = None,
-    ) -> None:
-        schema = Schema(schema, "JSON") if isinstance(schema, str) else schema
-        super().__init__(registry, schema, is_key=is_key, config=config)
+    _text_type = "JSON"
 
     def _record_name(self, schema: Schema) -> str | None:
         return json_title(schema)
@@ -59,9 +50,6 @@ class JsonDeserializer(SchemaDeserializer):
     Each value is checked against the schema that it was written with, unless json.fail.invalid.schema is
     false. `config` has settings that differ from those of `registry`.
     """
-
-    def __init__(self, registry: SchemaRegistryClient, *, config: Mapping[str, object] | None = None) -> None:
-        super().__init__(registry, config=config)
 
     def _decoder(self, schema_id: int) -> Decode:
         checks = self._settings["json.fail.invalid.schema"]

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from oncelog.config import SCHEMA_REGISTRY
 from oncelog.errors import ConfigError, OncelogError, SchemaDataError, text_of
 from oncelog.schema_registry.cache import Cache
 from oncelog.schema_registry.client import SchemaRegistryClient
 from oncelog.schema_registry.lookups import About
-from oncelog.schema_registry.schemas import Schema
+from oncelog.schema_registry.schemas import Schema, SchemaType
 from oncelog.schema_registry.subjects import strategy_name, subject_name
 from oncelog.schema_registry.wire_format import decode_schema_id, encode_header
 
@@ -38,19 +38,22 @@ class Writer(NamedTuple):
 class SchemaSerializer(ABC):
     """The base class of the serializers.
 
-    `config` has settings that differ from those of `registry`, for example subject.name.strategy. `is_key`:
-    True for a `key_serializer`.
+    `schema` may be only the text of a schema of the serializer's own type. `config` has settings that differ
+    from those of `registry`, for example subject.name.strategy. `is_key`: True for a `key_serializer`.
     """
+
+    _text_type: ClassVar[SchemaType] = "AVRO"
 
     def __init__(
         self,
         registry: SchemaRegistryClient,
-        schema: Schema | None,
+        schema: str | Schema | None = None,
         *,
-        is_key: bool,
-        config: Mapping[str, object] | None,
+        is_key: bool = False,
+        config: Mapping[str, object] | None = None,
     ) -> None:
-        self._registry, self._schema, self._is_key = registry, schema, is_key
+        self._schema = Schema(schema, self._text_type) if isinstance(schema, str) else schema
+        self._registry, self._is_key = registry, is_key
         own = SCHEMA_REGISTRY.parse(config or {}).user_set()
         self._settings = registry.settings.replaced(own)
         self._strategy = strategy_name(self._settings["subject.name.strategy"])
@@ -149,7 +152,7 @@ class SchemaSerializer(ABC):
 class SchemaDeserializer(ABC):
     """The base class of the deserializers. `config` has settings that differ from those of `registry`."""
 
-    def __init__(self, registry: SchemaRegistryClient, *, config: Mapping[str, object] | None) -> None:
+    def __init__(self, registry: SchemaRegistryClient, *, config: Mapping[str, object] | None = None) -> None:
         self._registry = registry
         own = SCHEMA_REGISTRY.parse(config or {}).user_set()
         self._settings = registry.settings.replaced(own)
