@@ -314,6 +314,49 @@ def test_a_commit_that_is_not_synced_holds_compaction_back(transactions: int) ->
     assert (0, b"k0", b"synced") not in committed(partition)
 
 
+@pytest.mark.parametrize("is_snapshot_refused", [False, True])
+def test_compaction_waits_for_the_snapshot_of_its_segments(is_snapshot_refused: bool) -> None:
+    """Regression: a full disk refused the snapshot of the last roll. Compaction then removed the last synced
+    batch of a producer whose newer batch was not synced. After a power loss took the newer one, the producer
+    was unknown, and its retry was stored a second time.
+    """
+    disk = MemoryDisk()
+    partition = opened(disk)
+    write(partition, b"k0", b"1", sequence=0)
+    if is_snapshot_refused:
+        disk.errors["write", ".tmp"] = errno.ENOSPC
+    fill(partition)
+    disk.errors.clear()
+    partition.flush()
+    point = partition.recovery_point
+    write(partition, b"k0", b"2", sequence=1)
+    dirty = partition.cleaner.dirty_range(NOW_MS)
+    assert (dirty is None) == is_snapshot_refused
+    if dirty is not None:
+        run(partition.cleaner.compact(dirty, NOW_MS))
+    again = opened(disk.after_power_loss(Random(3)), recovery_point=point)
+    assert put(again, batch(key=b"k0", value=b"1", sequence=0)).is_duplicate
+    # The next checkpoint writes the snapshot. It covers the batch that is not synced yet, so a flush is due.
+    partition.checkpoint_producers()
+    assert partition.is_flush_due == is_snapshot_refused
+    assert compact(partition) == is_snapshot_refused
+
+
+def test_a_busy_log_takes_the_missing_snapshot_once() -> None:
+    """A request must not replace a snapshot that is being written, or compaction would wait forever."""
+    disk, background = MemoryDisk(), BackgroundQueue()
+    background.on_added = lambda: None
+    partition = opened(disk, background=background)
+    for number in range(200):
+        write(partition, b"k0", b"%d" % number, sequence=number)
+        partition.checkpoint_producers()
+        if (call := background.step()) is not None:
+            call()
+        if number % 10 == 0:
+            partition.flush()
+    assert partition.cleaner.dirty_range(NOW_MS) is not None
+
+
 def test_compaction_does_not_wait_for_a_marker_without_end() -> None:
     """Compaction must make a flush due, or it would wait forever for a sync of the marker. The marker is in
     the active segment, no record follows it, and no flush is due by itself.

@@ -338,6 +338,36 @@ class LocalLog:
                 self._give_up_indexes(dead)
             self.snapshot()
 
+    def producers_known_to(self, synced_to: int) -> int:
+        """Return the offset below which a power loss makes no producer's batches unknown, even if compaction
+        removed them.
+
+        Compaction keeps the last batch of each producer, but a power loss can remove that batch if it is not
+        synced. The batches before it are then known only from a snapshot. `synced_to` is the recovery point,
+        or the offset up to which a flush will sync. See
+        test_compaction_waits_for_the_snapshot_of_its_segments.
+        """
+        if not len(self.producers.table):
+            return self.end_offset
+        offset = self.producers.snapshot_up_to(synced_to)
+        return self.start_offset if offset is None else offset
+
+    def _wait_to_compact(self) -> None:
+        """Start a snapshot if the closed segments have none, and request a flush up to its offset.
+
+        A full disk may have refused the snapshot of the last roll. See
+        test_compaction_waits_for_the_snapshot_of_its_segments.
+        """
+        closed_to = self.segments.active.base_offset
+        if self.producers_known_to(self.recovery_point) >= closed_to:
+            return
+        offset = self.producers.snapshot_from(closed_to)
+        if offset is None and not self.producers.is_writing_snapshot:
+            offset = self.end_offset
+            self.snapshot()
+        if offset is not None:
+            self._sync_needed_to = max(self._sync_needed_to, offset)
+
     def _give_up_indexes(self, dead: list[Segment]) -> None:
         self._is_directory_dirty = True
         for segment in dead:
@@ -473,13 +503,16 @@ class LocalLog:
             raise KafkaStorageError(f"{self.topic_partition} was closed or deleted")
 
     def checkpoint_producers(self) -> None:
-        """Start a snapshot of the producers if enough bytes were appended since the last one.
+        """Start a snapshot of the producers if enough bytes were appended since the last one, or compaction
+        waits for one.
 
         The threshold is `limits.snapshot_every_bytes`. Frequent snapshots keep recovery short. Also starts to
         delete the segments that waited for a flush.
         """
         if self.unsnapshotted_bytes >= self.config.limits.snapshot_every_bytes:
             self.snapshot()
+        if self.config.is_compacted:
+            self._wait_to_compact()
         if 0 < self._sync_needed_to <= self.recovery_point and not self.is_closed:
             self._sync_needed_to = 0
             with suppress(OSError):  # on an error, the next retention run tries again

@@ -307,6 +307,11 @@ class PartitionProducers:
             return None
         return LastOfProducer(entry.producer_epoch, entry.batches[-1].last_offset if entry.batches else None)
 
+    @property
+    def is_writing_snapshot(self) -> bool:
+        """True while a snapshot is being written in the background."""
+        return self._writing is not None
+
     def snapshot_now(self, offset: int) -> None:
         """Write a snapshot of the state at `offset` during the call. Used when a partition is opened or
         closed. Raises OSError.

@@ -380,6 +380,22 @@ class LogMachine(RuleBasedStateMachine):
         if is_flushed:
             self.flush()
 
+    @precondition(lambda self: self.model.end)
+    @rule(is_flushed=st.booleans())
+    @may_end_process
+    def roll_on_a_full_disk(self, is_flushed: bool) -> None:
+        """Roll while the disk has no room for the snapshot of the producers."""
+        self.finish_chores()
+        self.disk.errors["write", ".tmp"] = errno.ENOSPC
+        try:
+            self.roll()
+            with suppress(OSError):
+                self.finish_chores()
+            if is_flushed:
+                self.flush()
+        finally:
+            self.disk.errors.clear()
+
     # Deletion and expiry
 
     @rule(back=st.integers(0, 12))
@@ -430,6 +446,8 @@ class LogMachine(RuleBasedStateMachine):
         if is_rolled:
             self.roll()
         self.flush()
+        if is_finished:
+            self.finish_chores()  # compaction waits for the snapshot of the roll
         self.note_tombstones()
         self.may_be_compacted = max(self.may_be_compacted, self.partition.recovery_point)
         self.do(lambda: self.manager.compact(self.now_ms))
