@@ -83,8 +83,7 @@ def is_costly(item: pytest.Item) -> bool:
 
     A query takes half a second of processor time, and tests without Spark prove the same decisions.
     """
-    uses_spark = "spark" in getattr(item, "fixturenames", ())
-    return uses_spark and not any(name_of(item) in guards for guards in findings().values())
+    return "spark" in getattr(item, "fixturenames", ()) and name_of(item) not in guards()
 
 
 def name_of(item: pytest.Item) -> str:
@@ -96,12 +95,18 @@ def name_of(item: pytest.Item) -> str:
 @cache
 def findings() -> dict[str, list[str]]:
     """Return the tests that guard against each finding, by the id of its row in FINDINGS."""
-    guards = {}
+    names = {}
     for line in FINDINGS.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("|") and re.fullmatch(r"[A-Z]\d+.*", cells[0]):
-            guards[cells[0]] = re.findall(r"`([\w/]+\.py::[\w:]+)`", cells[-1])
-    return guards
+            names[cells[0]] = re.findall(r"`([\w/]+\.py::[\w:]+)`", cells[-1])
+    return names
+
+
+@cache
+def guards() -> frozenset[str]:
+    """Return the tests that guard against any finding."""
+    return frozenset(name for names in findings().values() for name in names)
 
 
 def words_of_parameters(test_name: str) -> set[str]:
