@@ -1,5 +1,5 @@
-"""Without the extra `spark`, a command that needs it prints one line with the package to install. The exit
-code is 2.
+"""Without the extra `spark` or `arrow`, a command that needs it prints one line with the package to install.
+The exit code is 2.
 """
 
 from __future__ import annotations
@@ -9,21 +9,25 @@ import sys
 
 import pytest
 
-HIDE_PYSPARK = """
+from oncelog import Broker
+
+HIDE = """
 import sys
 
 class Hidden:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("pyspark", "py4j"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        if name.partition(".")[0] in {packages}:
+            raise ModuleNotFoundError("No module named " + name, name=name)
 
 sys.meta_path.insert(0, Hidden())
 """
+SPARK, ARROW = ("pyspark", "py4j"), ("pyspark", "py4j", "pyarrow")
 WHAT_TO_INSTALL = "oncelog.spark needs PySpark: pip install 'oncelog[spark]'"
 
 
-def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", HIDE_PYSPARK + code, *arguments]
+def run(code: str, *arguments: str, hidden: tuple[str, ...] = SPARK) -> subprocess.CompletedProcess[str]:
+    """Run code in a process in which the packages `hidden` seem to be missing."""
+    command = [sys.executable, "-c", HIDE.format(packages=hidden) + code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=200)
 
 
@@ -69,3 +73,78 @@ def test_commands_without_spark_work_in_a_plain_installation() -> None:
         "import oncelog_simulator.cli, oncelog_simulator.sink_tasks"
     )
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "feature"),
+    [
+        (["audit", "topic"], "oncelog audit"),
+        (["audit", "topic", "--table", "parquet:here"], "oncelog audit"),
+        (["consume", "topic", "--to-parquet", "new.parquet"], "--to-parquet"),
+        (["load", __file__, "--topic", "t", "--id", "x", "--format", "lines"], "oncelog load"),
+    ],
+)
+def test_a_command_without_pyarrow_names_the_package_to_install(
+    arguments: list[str], feature: str, oncelog_broker: Broker
+) -> None:
+    code = "from oncelog.cli.main import main; main()"
+    ended = run(code, arguments[0], "-b", oncelog_broker.bootstrap_servers, *arguments[1:], hidden=ARROW)
+    error = f"oncelog: MissingDependency: {feature} needs PyArrow: pip install 'oncelog[arrow]'"
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.splitlines()[-1] == error
+
+
+WITHOUT_ARROW = """
+import asyncio
+import oncelog
+import oncelog.aio
+from oncelog.testing import assert_exactly_once
+
+def refused(call):
+    try:
+        call()
+    except oncelog.errors.MissingDependency as error:
+        print(error)
+
+async def asynchronous(address):
+    async with oncelog.aio.Producer({"bootstrap.servers": address}) as producer:
+        await producer.send("payments", b"third")
+        try:
+            await producer.send_table("payments", None)
+        except oncelog.errors.MissingDependency as error:
+            print(error)
+
+with oncelog.Broker() as broker:
+    address = {"bootstrap.servers": broker.bootstrap_servers}
+    with oncelog.Producer(address | {"transactional.id": "t"}) as producer:
+        producer.init_transactions()
+        with producer.transaction():
+            producer.send_many("payments", [b"first", b"second"])
+        refused(lambda: producer.send_table("payments", None))
+    asyncio.run(asynchronous(broker.bootstrap_servers))
+    with oncelog.Consumer(address | {"group.id": "g", "auto.offset.reset": "earliest"}) as consumer:
+        consumer.subscribe(["payments"])
+        values = []
+        while len(values) < 3:
+            values += [record.value for record in consumer.poll()]
+        tp = oncelog.TopicPartition("payments", 0)
+        refused(lambda: list(consumer.fetch_range(tp, 0, 2)))
+    refused(lambda: oncelog.read_table("payments", address))
+    refused(lambda: assert_exactly_once("payments", broker))
+    print(values)
+"""
+
+
+def test_the_clients_and_the_broker_need_no_pyarrow() -> None:
+    ended = run(WITHOUT_ARROW, hidden=ARROW)
+    features = ("send_table", "send_table", "a record batch of Arrow", "read_table", "an audit")
+    said = [f"{feature} needs PyArrow: pip install 'oncelog[arrow]'" for feature in features]
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [*said, "[b'first', b'second', b'third']"]
+
+
+def test_spark_without_pyarrow_names_the_package_to_install() -> None:
+    code = "try:\n    from oncelog.spark import write_atomic\nexcept ImportError as error:\n    print(error)"
+    ended = run(code, hidden=("pyarrow",))
+    said = "oncelog.spark needs PyArrow: pip install 'oncelog[spark]'\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, said, "")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
+from oncelog.runtime.optional import check_pyarrow
 
 if TYPE_CHECKING:
     from oncelog.audit.result import AuditResult, ProvenanceTotals
@@ -196,6 +197,7 @@ def _has_pyspark() -> bool:
 
 
 def _audit_locally(requested: _Requested) -> AuditResult:
+    check_pyarrow("oncelog audit")
     from oncelog.local_audit.log_audit import audit_files, audit_topic
 
     if requested.files:
@@ -239,6 +241,7 @@ def _audit_on_spark(requested: _Requested, master: str) -> AuditResult:
 
 
 def _audit_table(requested: _Requested, table: str, columns: str | None, *, by_key: bool) -> TableAuditResult:
+    check_pyarrow("oncelog audit")
     from oncelog.local_audit.table_audit import audit_table
 
     return audit_table(

@@ -30,6 +30,7 @@ from oncelog.cli.record_format import Part, parse_format, render
 from oncelog.cli.registry_options import RecordDecoder, registry_option, take_registry
 from oncelog.cli.times import TimeType
 from oncelog.errors import MisuseError, OncelogError
+from oncelog.runtime.optional import check_pyarrow
 
 _POLL_SECONDS = 0.5
 _HEAD = ["PARTITION", "OFFSET", "TIME", "KEY", "HEADERS", "VALUE"]
@@ -202,7 +203,7 @@ def command(
 
 
 def _check(options: _Options, topics: Sequence[str]) -> None:
-    """Raise click.UsageError for options that exclude each other."""
+    """Raise click.UsageError for options that exclude each other, and MissingDependency without PyArrow."""
     if options.offset is not None and (options.partition is None or len(topics) > 1 or options.regex):
         raise click.UsageError("--offset needs --partition and one topic")
     starts = {
@@ -225,6 +226,8 @@ def _check(options: _Options, topics: Sequence[str]) -> None:
     given = [name for name, value in outputs.items() if value is not None]
     if len(given) > 1:
         raise click.UsageError(f"{' and '.join(given)} exclude each other")
+    if options.parquet is not None:
+        check_pyarrow("--to-parquet")
 
 
 def _consumer(client_config: dict[str, Any], options: _Options) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
+from oncelog.runtime.optional import check_pyarrow
 
 _MAX_BATCH_BYTES = 256 << 20
 
@@ -104,6 +105,7 @@ def command(
     Files that end in .gz or .zst are decompressed. The partition follows from the key as in Kafka's clients.
     Exit codes: 0 complete, 1 error (a changed file, another loader), 2 usage, 4 time-out.
     """
+    check_pyarrow("oncelog load")
     from oncelog.config import PRODUCER
     from oncelog.load.loader import Load, run_load
     from oncelog.load.parsing import Options

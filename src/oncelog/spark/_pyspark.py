@@ -1,6 +1,6 @@
-"""Check that PySpark is installed. Import this module before a module that imports PySpark.
+"""Check that PySpark and PyArrow are installed. Import this module before a module that imports them.
 
-If PySpark is missing, the import raises MissingDependency with the command that installs it.
+If one is missing, the import raises MissingDependency with the command that installs it.
 """
 
 from __future__ import annotations
@@ -11,5 +11,7 @@ from oncelog.errors import MissingDependency
 
 try:
     import_module("pyspark")
-except ModuleNotFoundError:
-    raise MissingDependency("oncelog.spark needs PySpark: pip install 'oncelog[spark]'") from None
+    import_module("pyarrow")
+except ModuleNotFoundError as error:
+    package = "PyArrow" if error.name == "pyarrow" else "PySpark"
+    raise MissingDependency(f"oncelog.spark needs {package}: pip install 'oncelog[spark]'") from None

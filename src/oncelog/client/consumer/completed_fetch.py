@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from oncelog.client.consumer.fetch_messages import FetchedBatch, decode_batch, decode_parts
 from oncelog.errors import OncelogError
 from oncelog.rules.storage.read_committed import Verdict
+from oncelog.runtime.optional import check_pyarrow
 from oncelog.types import Record, TopicPartition
 from oncelog.wire.fetched_records import append_whole_batches, value_bytes_of
 from oncelog.wire.records import SLICE_RECORDS
@@ -163,7 +164,8 @@ def arrow_of(
 
     `batches` have positions in `data`. With `end_offset` None, there is no upper limit.
     """
-    # Imported here, because this import loads pyarrow, which only users of Arrow need.
+    # Imported here, because this import loads PyArrow, which only users of Arrow need.
+    check_pyarrow("a record batch of Arrow")
     from oncelog.wire.columns import batches_to_arrow
 
     visible = [(batch.position, batch.header) for batch in batches if batch.verdict is Verdict.DELIVER]

@@ -10,6 +10,7 @@ from oncelog.client.consumer.blocking import Consumer
 from oncelog.client.times import Time, time_ms_of
 from oncelog.errors import MisuseError
 from oncelog.runtime import system
+from oncelog.runtime.optional import check_pyarrow
 from oncelog.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def read_table(
     Raises UnknownTopicOrPartition, OffsetOutOfRange if records are deleted during the call, and MisuseError
     for invalid arguments.
     """
+    check_pyarrow("read_table")
     names = names_of(topics)
     numbers = None if partitions is None else items_of(partitions, int, "partition numbers (int)")
     now_ms = system.current().wall_ns() // 1_000_000

@@ -34,6 +34,7 @@ from oncelog.client.producer.transaction_manager import (
 from oncelog.client.serialization import RecordSerializer, Serializer, record_serializer
 from oncelog.errors import MisuseError, OncelogError
 from oncelog.runtime.loop_thread import check_running_loop
+from oncelog.runtime.optional import check_pyarrow
 from oncelog.types import ConsumerGroupMetadata, Headers, RecordMetadata
 
 if TYPE_CHECKING:
@@ -276,6 +277,7 @@ class AsyncProducer:
         `table`, and the choice of partitions, are as in `Producer.send_table`. The event loop's thread
         encodes the table batch by batch, and other tasks run after each batch.
         """
+        check_pyarrow("send_table")
         from oncelog.client.producer.arrow_encoding import encode_table
 
         driver = self._started()

@@ -34,6 +34,7 @@ from oncelog.client.producer.transaction_manager import (
 from oncelog.client.serialization import Serializer, record_serializer
 from oncelog.errors import MisuseError, OncelogError, TimedOut
 from oncelog.runtime import system
+from oncelog.runtime.optional import check_pyarrow
 from oncelog.types import ConsumerGroupMetadata, Headers, TransactionShare
 
 if TYPE_CHECKING:
@@ -334,6 +335,7 @@ class Producer:
         round_robin, the rows without a key among 1,048,576 consecutive rows go to one partition. If an error
         occurs after some rows were appended, its attribute `delivery` is the Delivery of these rows.
         """
+        check_pyarrow("send_table")
         from oncelog.client.producer.arrow_encoding import encode_table
 
         queues = self._with_room(topic, 0, lambda core: core.topic_to_append(topic), partition)
