@@ -13,9 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,7 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oncelog_devtools.apache_kafka import CACHE_ROOT, ApacheKafka
+from oncelog_devtools import kfake
+from oncelog_devtools.apache_kafka import ApacheKafka
 
 import oncelog
 from oncelog.cli.conform import joined_rows, section_counts
@@ -34,7 +33,6 @@ from oncelog.testing.broker_process import BrokerProcess
 ROOT = Path(__file__).parents[1]
 RESULTS_FOLDER = ROOT / "bench" / "conformance"
 PAGE = ROOT / "docs" / "conformance.md"
-KFAKE_SOURCES = ROOT / "tools" / "kfake"
 BEGIN, END = "<!-- begin results -->", "<!-- end results -->"
 EXIT_CODES = (0, 3)
 MAX_TIME_S, RUN_LIMIT_S = 1_500, 1_800
@@ -72,19 +70,8 @@ def _kafka(version: str) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def _kfake() -> Iterator[tuple[str, str]]:
-    if not shutil.which("go"):
-        raise RuntimeError("Go is not installed")
-    environment = {**os.environ, "GOTOOLCHAIN": "auto", "GOFLAGS": "-mod=mod"}
-    program = CACHE_ROOT / "kfake"
-    go = {"cwd": KFAKE_SOURCES, "env": environment, "check": True, "text": True, "stdout": subprocess.PIPE}
-    subprocess.run(["go", "build", "-buildvcs=false", "-o", str(program), "."], **go)  # type: ignore[call-overload]
-    listed = subprocess.run(["go", "list", "-m", "github.com/twmb/franz-go/pkg/kfake"], **go)  # type: ignore[call-overload]
-    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdin is not None and child.stdout is not None
-        try:
-            yield child.stdout.readline().strip(), listed.stdout.split()[1]
-        finally:
-            child.stdin.close()
+    with kfake.Kfake() as broker:
+        yield broker.bootstrap_servers, kfake.version()
 
 
 BROKERS = (

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from oncelog_devtools import kfake
 from oncelog_devtools.apache_kafka import ApacheKafka, MissingDependency
 from oncelog_devtools.svg_charts import BLUE, WARN, bar_chart
 
@@ -34,8 +35,10 @@ from oncelog_bench.raw_produce import ProduceSpec, Sender
 
 NAME = "start"
 SUMMARY = (
-    "The time from process start to the first acknowledgement, and idle memory; Oncelog and Apache Kafka."
+    "The time from process start to the first acknowledgement, and idle memory; Oncelog, Apache Kafka and "
+    "franz-go's fake kfake."
 )
+KFAKE = "kfake"
 RATIO = f"{OURS} / {KAFKA}"
 TOPIC = "bench"
 RETRY_S = 0.005
@@ -48,7 +51,7 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    brokers: tuple[str, ...] = BROKERS
+    brokers: tuple[str, ...] = (*BROKERS, KFAKE)
     repeats: int = 5
     rest_seconds: float = 1.0
 
@@ -61,7 +64,7 @@ QUICK = Plan((OURS,), repeats=1, rest_seconds=0.1)
 
 
 class _Startable(NamedTuple):
-    """A stopped broker whose directory contains the topic.
+    """A stopped broker whose directory contains the topic, or kfake, which creates the topic at its start.
 
     `launch` starts the broker's process, and may return before the broker accepts requests.
     """
@@ -103,6 +106,9 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 
 def _prepare(name: str, directory: Path) -> _Startable:
     """Let a broker create a directory with one topic, and stop the broker."""
+    if name == KFAKE:
+        fake = kfake.Kfake(TOPIC)
+        return _Startable(fake.launch, lambda: fake.pid, fake.stop, fake.bootstrap_servers)
     directory.mkdir()
     if name == OURS:
         broker = BrokerProcess(directory / "data")
@@ -163,7 +169,8 @@ def section(result: Result) -> str:
 
 On a directory with one topic: the time from starting the broker's process to the first
 acknowledged record of a client that keeps trying, and resident memory {plan["rest_seconds"]:g} s later.
-Apache Kafka runs with its defaults and a heap of 512 MB.
+Apache Kafka runs with its defaults and a heap of 512 MB. kfake is franz-go's fake of a cluster
+for tests of clients: a Go program that stores nothing ([its conformance](conformance.md#results)).
 Medians of {plan["repeats"]} interleaved starts.
 
 {markdown_table(result["medians"], by={}, side="broker", metrics=METRICS)}
