@@ -468,6 +468,7 @@ _BROKER_METRICS = """\
 With `oncelog serve --metrics-port PORT`, these metrics are at `/metrics` in Prometheus' text format. `Broker.metrics()`
 returns the same metrics as a dictionary, without the prefix `oncelog_` and without `_total`.
 [alerts.yml](../alerts.yml) has alert rules for them, and [grafana.json](../grafana.json) is a dashboard for Grafana.
+In a checkout, `oncelog dev prometheus start HOST:PORT` runs Prometheus with these rules.
 Both are in the wheel, in `oncelog/monitoring`. Counters begin at 0 when the broker starts. The metrics of partitions
 need `oncelog.metrics.names=true`, because they reveal topic names; the first 5,000 partitions have them.
 

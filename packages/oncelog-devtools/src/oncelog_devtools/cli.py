@@ -1,4 +1,4 @@
-"""The `oncelog dev` command: local clusters of Apache Kafka and Spark for developers."""
+"""The `oncelog dev` command: local clusters of Apache Kafka and Spark, and Prometheus, for developers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.group("dev")
 def command() -> None:
-    """Start local clusters of Apache Kafka and Spark, for development and comparison."""
+    """Start local clusters of Apache Kafka and Spark, or Prometheus, for development and comparison."""
 
 
 @command.group("kafka")
@@ -29,6 +29,11 @@ def kafka() -> None:
 @command.group("spark")
 def spark() -> None:
     """Run a Spark standalone cluster on this machine: a master and workers from the package PySpark."""
+
+
+@command.group("prometheus")
+def prometheus() -> None:
+    """Run Prometheus, with Oncelog's alert rules, on this machine."""
 
 
 _directory_option = click.option(
@@ -46,7 +51,11 @@ _foreground_option = click.option(
 def _home(directory: Path | None, kind: str) -> Path:
     from oncelog.cli.serve import default_data_dir
 
-    default = {"kafka": "oncelog-apache-kafka", "spark": "oncelog-spark-cluster"}[kind]
+    default = {
+        "kafka": "oncelog-apache-kafka",
+        "spark": "oncelog-spark-cluster",
+        "prometheus": "oncelog-prometheus",
+    }[kind]
     return (directory or default_data_dir().with_name(default)).absolute()
 
 
@@ -129,11 +138,45 @@ def start_spark(workers: int, cores: int, memory_mb: int, directory: Path | None
     _report(f"spark://127.0.0.1:{started[0].port}", home, started, foreground)
 
 
+@prometheus.command("start")
+@click.argument("targets", nargs=-1, required=True, metavar="HOST:PORT...")
+@click.option(
+    "--interval", default=15, show_default=True, type=click.IntRange(1), help="Seconds between scrapes."
+)
+@click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with the bearer token of the targets (oncelog.metrics.token).",
+)
+@_directory_option
+@_foreground_option
+def start_prometheus(
+    targets: tuple[str, ...],
+    interval: int,
+    token_file: Path | None,
+    directory: Path | None,
+    foreground: bool,
+) -> None:
+    """Scrape brokers in the background and print the URL of Prometheus's page.
+
+    HOST:PORT is the address of a broker's metrics (oncelog serve --metrics-port PORT). The program prometheus
+    must be on PATH. It listens on loopback only, and loads the alert rules of Oncelog.
+    """
+    from oncelog_devtools import cluster_state
+
+    home = _home(directory, "prometheus")
+    _announce("Prometheus", home)
+    started = cluster_state.start_prometheus(
+        home, targets, interval_s=interval, token_file=token_file, outlive_parent=not foreground
+    )
+    _report(started[0].page, home, started, foreground)
+
+
 def _status(kind: str, directory: Path | None, output: str) -> None:
     from oncelog_devtools import cluster_state
 
     rows = [_row(node) for node in cluster_state.find(_home(directory, kind))]
-    emit(rows, output, columns=("node", "address", "pid", "state"), wide=("page",) if kind == "spark" else ())
+    emit(rows, output, columns=("node", "address", "pid", "state"), wide=() if kind == "kafka" else ("page",))
 
 
 def _row(node: NodeRecord) -> dict[str, object]:
@@ -170,6 +213,14 @@ def spark_status(directory: Path | None, output: str) -> None:
     _status("spark", directory, output)
 
 
+@prometheus.command("status")
+@_directory_option
+@output_option
+def prometheus_status(directory: Path | None, output: str) -> None:
+    """Show the process of the last start and its state."""
+    _status("prometheus", directory, output)
+
+
 @kafka.command("stop")
 @_directory_option
 def stop_kafka(directory: Path | None) -> None:
@@ -182,3 +233,10 @@ def stop_kafka(directory: Path | None) -> None:
 def stop_spark(directory: Path | None) -> None:
     """Stop the workers, their executors and the master."""
     _stop("spark", directory)
+
+
+@prometheus.command("stop")
+@_directory_option
+def stop_prometheus(directory: Path | None) -> None:
+    """Stop Prometheus. Its data stays."""
+    _stop("prometheus", directory)

@@ -11,13 +11,14 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from oncelog.errors import MisuseError, OncelogError
 from oncelog.testing.process import STOP_TIMEOUT_S, are_free
 from oncelog_devtools.apache_kafka import ApacheKafka, KafkaNode, kafka_node
+from oncelog_devtools.prometheus import PrometheusServer
 from oncelog_devtools.spark_cluster import SparkCluster
 
 FILE_NAME = "cluster.json"
@@ -84,6 +85,25 @@ def start_spark(
     return _start(directory, cluster)
 
 
+def start_prometheus(
+    directory: Path,
+    targets: Sequence[str],
+    *,
+    interval_s: int,
+    token_file: Path | None,
+    outlive_parent: bool = True,
+) -> list[NodeRecord]:
+    """Start Prometheus, and wait until it accepts connections.
+
+    Raises MisuseError if one runs on `directory`, MissingDependency, ConfigError, TimedOut.
+    """
+    _find_stopped(directory, "prometheus")
+    server = PrometheusServer(
+        directory, targets, interval_s=interval_s, token_file=token_file, outlive_parent=outlive_parent
+    )
+    return _start(directory, server)
+
+
 def _find_stopped(directory: Path, kind: str) -> list[NodeRecord]:
     existing = find(directory)
     if any(node.is_running for node in existing):
@@ -121,7 +141,7 @@ def _start_rest(
     return restarted
 
 
-def _start(directory: Path, cluster: ApacheKafka | SparkCluster) -> list[NodeRecord]:
+def _start(directory: Path, cluster: ApacheKafka | SparkCluster | PrometheusServer) -> list[NodeRecord]:
     cluster.start()
     nodes = [NodeRecord(node.name, node.port, node.pid, node.mark, node.page) for node in cluster.nodes]
     _write(directory, nodes)
