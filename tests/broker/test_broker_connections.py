@@ -19,12 +19,25 @@ from oncelog.server import server
 from oncelog.server.background import BackgroundRunner
 from oncelog.server.connection import Connection
 from oncelog.server.embedded import Broker
+from oncelog.server.request_handler import MAX_ROUND_REQUESTS, RequestHandler
 from oncelog.types import TopicPartition
 from oncelog.wire.frames import encode_request
+from oncelog.wire.message import Message
 from oncelog.wire.messages import (
+    AddPartitionsToTxnRequest,
+    AlterClientQuotasRequest,
+    AlterUserScramCredentialsRequest,
     ApiVersionsRequest,
+    CreateAclsRequest,
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteAclsRequest,
+    DeleteTopicsRequest,
+    EndTxnRequest,
     FetchResponse,
+    InitProducerIdRequest,
     ListGroupsRequest,
+    MetadataRequest,
     OffsetCommitRequest,
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
@@ -347,3 +360,71 @@ def test_offsets_stored_in_a_later_step_are_synced_and_answered_at_once(
         client.create_topic("t")
         response = client.ask(request, 8)
         assert {row.error_code for row in response.topics[0].partitions} == {0}
+
+
+@pytest.fixture
+def costs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that receives the cost of each request that a broker carries out."""
+    found: list[int] = []
+    original = RequestHandler.carry_out
+
+    def carry_out(self: RequestHandler, frame: memoryview, now_ms: int, started: float) -> int:
+        found.append(original(self, frame, now_ms, started))
+        return found[-1]
+
+    monkeypatch.setattr(RequestHandler, "carry_out", carry_out)
+    return found
+
+
+def small_requests_that_write_a_file() -> list[tuple[Message, int]]:
+    created = CreateTopicsRequest.CreatableTopic(name="new", num_partitions=1, replication_factor=-1)
+    more = CreatePartitionsRequest.CreatePartitionsTopic(name="new", count=2)
+    named = MetadataRequest.MetadataRequestTopic(name="auto")
+    return [
+        (CreateTopicsRequest(topics=[created], timeout_ms=1_000), 5),
+        (CreatePartitionsRequest(topics=[more], timeout_ms=1_000), 3),
+        (MetadataRequest(topics=[named], allow_auto_topic_creation=True), 9),
+        (DeleteTopicsRequest(topics=[DeleteTopicsRequest.DeleteTopicState(name="new")], timeout_ms=1_000), 6),
+        (CreateAclsRequest(creations=[]), 3),
+        (DeleteAclsRequest(filters=[]), 3),
+        (AlterClientQuotasRequest(entries=[]), 1),
+        (AlterUserScramCredentialsRequest(deletions=[], upsertions=[]), 0),
+    ]
+
+
+def test_small_requests_with_much_work_end_the_round(client: RawClient, costs: list[int]) -> None:
+    """R1410: 64 pipelined requests, each of which created a topic, blocked all other clients for 1 s."""
+    client.ask(ApiVersionsRequest(), 0)
+    for message, version in small_requests_that_write_a_file():
+        costs.clear()
+        client.ask(message, version)
+        assert len(costs) == 1 and costs[0] >= MAX_ROUND_REQUESTS, message.api.name
+    costs.clear()
+    client.ask(ApiVersionsRequest(), 0)
+    assert costs == [1]
+
+
+def test_changes_of_a_large_transaction_cost_more_of_the_round(client: RawClient, costs: list[int]) -> None:
+    """R1411: each change of a transaction of 10,000 partitions took 17 ms, and a round had 64 of them."""
+    client.create_topic("t", 2_000)
+    made = client.ask(InitProducerIdRequest(transactional_id="x", transaction_timeout_ms=60_000), 4)
+    add = AddPartitionsToTxnRequest
+    costs.clear()
+    for first, end in ((0, 1), (1, 1_999), (1_999, 2_000)):
+        topic = add.AddPartitionsToTxnTopic(name="t", partitions=list(range(first, end)))
+        message = add(
+            v3_and_below_transactional_id="x",
+            v3_and_below_producer_id=made.producer_id,
+            v3_and_below_producer_epoch=made.producer_epoch,
+            v3_and_below_topics=[topic],
+        )
+        (result,) = client.ask(message, 3).results_by_topic_v3_and_below
+        assert not any(row.partition_error_code for row in result.results_by_partition)
+    end_txn = EndTxnRequest(
+        transactional_id="x",
+        producer_id=made.producer_id,
+        producer_epoch=made.producer_epoch,
+        committed=False,
+    )
+    assert client.ask(end_txn, 3).error_code == 0
+    assert costs[0] == 1 and costs[2] > 10 and costs[3] > 10

@@ -305,6 +305,40 @@ def reading(topic: str, member: str = "") -> JoinGroupRequest:
     return join("g", member, protocols=[protocol], rebalance_timeout_ms=60_000)
 
 
+def test_subscriptions_are_decoded_once_until_the_members_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1413: each of 64 pipelined OffsetDelete requests decoded the subscriptions of all members again."""
+    node, decoded = GroupNode(), 0
+    original = ConsumerProtocolSubscription.from_bytes
+
+    def counted(data: bytes) -> ConsumerProtocolSubscription:
+        nonlocal decoded
+        decoded += 1
+        return original(data)
+
+    monkeypatch.setattr(ConsumerProtocolSubscription, "from_bytes", counted)
+    for name in ("t", "u"):
+        node.ask(create(name), 5)
+    (first,) = node.ask(reading("t"), 3)
+    node.ask(sync("g", first.member_id, first.generation_id, {first.member_id: b"x"}), 3)
+
+    def subscribed() -> list[str]:
+        topics = [
+            OffsetDeleteRequest.OffsetDeleteRequestTopic(
+                name=name, partitions=[OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=0)]
+            )
+            for name in ("t", "u")
+        ]
+        (answer,) = node.ask(OffsetDeleteRequest(group_id="g", topics=topics), 0)
+        return [topic.name for topic in answer.topics if topic.partitions[0].error_code]
+
+    assert [subscribed() for _ in range(5)] == [["t"]] * 5 and decoded == 1
+    (again,) = node.ask(reading("u", first.member_id), 3)
+    assert [subscribed() for _ in range(5)] == [["u"]] * 5 and decoded == 2
+    node.ask(LeaveGroupRequest(group_id="g", member_id=again.member_id), 2)
+    node.ask(reading("t"), 3)
+    assert subscribed() == ["t"]
+
+
 def test_a_refused_consumer_leaves_an_empty_classic_group_as_it_was() -> None:
     node = GroupNode(message_max_bytes=2_000)
     node.ask(create("t"), 5)

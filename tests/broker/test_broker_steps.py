@@ -9,10 +9,11 @@ from itertools import count, pairwise
 from typing import Any
 
 import pytest
+from support.fuzz import targets
 from support.fuzz.targets import NOW_MS, open_node
 
 from oncelog.broker import dispatch
-from oncelog.broker.coordinators.markers import MARKER_COST, Marker
+from oncelog.broker.coordinators.markers import MARKER_COST, OFFSETS_PER_ELEMENT, Marker
 from oncelog.broker.coordinators.transactions import MAX_MARKERS_AT_ONCE
 from oncelog.broker.dispatch import end_round, tick
 from oncelog.broker.handlers.delete_acls import MAX_REPEATED
@@ -845,6 +846,45 @@ def test_markers_that_begin_many_segments_are_written_in_steps(how: str) -> None
             call()
         node.transactions.end_round()
     assert begun() == count
+
+
+@pytest.mark.parametrize("transaction_count", [1, 6])
+def test_markers_that_commit_many_offsets_are_written_in_steps(
+    transaction_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1412: a transaction with 500,000 offsets of 50 groups was committed in one step of 0.3 s."""
+    monkeypatch.setattr(
+        targets, "_SETTINGS", targets._SETTINGS.replaced({"offsets.topic.num.partitions": 50})
+    )
+    node, groups = open_node(MemoryDisk()), {}
+    for number in range(100):
+        groups.setdefault(node.groups.offsets_partition(f"g{number}", NOW_MS), f"g{number}")
+    offset = CommittedOffset(5, -1, "", NOW_MS, -1, -1)
+    offsets = {TopicPartition("t", index): offset for index in range(STEP_ELEMENTS * OFFSETS_PER_ELEMENT)}
+    node.log_manager.background.on_added = lambda: None
+    chosen = list(groups.items())[:6]
+    for number in range(transaction_count):
+        entry = node.transactions.init(f"x{number}", None, 1_000, NOW_MS).entry
+        who = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
+        for tp, group in chosen[number::transaction_count]:
+            node.transactions.add_partitions(f"x{number}", who, [tp], NOW_MS)
+            node.groups.offsets.commit_pending(group, who, offsets, NOW_MS)
+    for number in range(transaction_count):
+        entry = node.transactions.get(f"x{number}")
+        assert entry is not None
+        who = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
+        node.transactions.end(f"x{number}", who, True, 0, NOW_MS)
+
+    def committed() -> int:
+        return sum(len(node.groups.offsets.of(group)) == len(offsets) for _, group in chosen)
+
+    before = 0
+    while committed() < len(chosen):
+        assert committed() - before <= 1
+        before = committed()
+        assert node.log_manager.background.step() is None
+        node.transactions.end_round()
+    assert committed() - before == 1
 
 
 def test_markers_that_a_full_disk_refuses_are_tried_in_steps() -> None:

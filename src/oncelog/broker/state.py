@@ -30,7 +30,7 @@ from oncelog.broker.security.sasl import TokenCheck, token_check
 from oncelog.broker.security.users import Users
 from oncelog.broker.settings.dynamic_config import DynamicConfig
 from oncelog.broker.settings.listeners import Listener
-from oncelog.broker.stepwise import ResponseSlots, run_work
+from oncelog.broker.stepwise import ResponseSlots, RoundMeter, run_work
 from oncelog.broker.topics.takeover import take_over
 from oncelog.broker.topics.topics import Topics
 from oncelog.log.manager import LogManager
@@ -102,9 +102,9 @@ class BrokerState:
         self.slots = ResponseSlots(log_manager.background)
         self.flush_queue = FlushQueue(self._note_partition_visible)
         self.connection_count = 0
-        self.append_cost = 0
-        """The total cost of unusual work in Produce requests, in records: to open batches, and to begin
-        segments.
+        self.round_meter = RoundMeter()
+        """The unusual work of requests: to open batches, to begin segments, to write files and large
+        transactions.
         """
         self.request_memory: MemoryBudget[Any] = MemoryBudget(settings["queued.max.request.bytes"])
         self.response_memory: MemoryBudget[Any] = MemoryBudget(settings["oncelog.queued.max.response.bytes"])
@@ -153,6 +153,7 @@ class BrokerState:
             topics=self.topics,
             producer_ids=self.producer_ids,
             markers=self.markers,
+            round_meter=self.round_meter,
             flush_queue=self.flush_queue,
             background=self.log_manager.background,
             limits=self.limits,

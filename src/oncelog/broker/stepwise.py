@@ -30,6 +30,32 @@ def name_cost(name: str) -> int:
     return 1 + len(name) // NAME_COST_CHARACTERS
 
 
+class RoundMeter:
+    """The work of requests beyond what each request costs in its connection's round, in records.
+
+    `server/request_handler.py` reads the difference before and after a request, and ends the round if it is
+    large. Otherwise one client could pipeline many small requests that each take milliseconds. See
+    test_small_requests_with_much_work_end_the_round.
+    """
+
+    __slots__ = ("records",)
+
+    def __init__(self) -> None:
+        self.records = 0
+
+    def add(self, records: int) -> None:
+        """Count work that takes as long as handling this number of records."""
+        self.records += records
+
+    def fill_round(self) -> None:
+        """Count work that ends the round, such as writing and syncing a file."""
+        self.records += _ROUND_RECORDS
+
+
+_ROUND_RECORDS = 1 << 20
+"""More records than the cost of any round."""
+
+
 class StepBudget:
     """The maximum cost of a step, and the cost of the current step so far, both in request elements."""
 

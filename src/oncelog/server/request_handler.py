@@ -38,10 +38,11 @@ test_a_seed_gives_the_same_bytes_in_every_process.
 """
 REQUEST_BYTES = 256
 """A request other than Produce costs 1 more for each 256 bytes, because its work grows with its size."""
-OPENED_RECORDS = 256
-"""A Produce request costs 1 more for each 256 records that the broker had to decompress.
+METERED_RECORDS = 256
+"""A request costs 1 more for each 256 records that it adds to `BrokerState.round_meter`.
 
-Each 64 bytes of compressed or decompressed data count as one more record: see `prepare_batch`.
+For a Produce request, these are records that the broker had to decompress. Each 64 bytes of compressed or
+decompressed data count as one more record: see `prepare_batch`.
 """
 
 
@@ -91,15 +92,14 @@ class RequestHandler:
         node, responses = self._node, self._responses
         payload = None if responses.slots else answer_produce(node, frame, now_ms, self._auth.access)
         if payload is None:
-            cost_before = node.append_cost
+            before = node.round_meter.records
             self._dispatch(frame, now_ms, started)
             api_key = int.from_bytes(frame[:2])
             if api_key == SASL_AUTHENTICATE:
                 # Checking a PLAIN password takes milliseconds, so one such request fills the round.
                 return MAX_ROUND_REQUESTS
-            if api_key == PRODUCE:
-                return 1 + (node.append_cost - cost_before) // OPENED_RECORDS
-            return 1 + len(frame) // REQUEST_BYTES
+            cost = 1 + (node.round_meter.records - before) // METERED_RECORDS
+            return cost if api_key == PRODUCE else cost + len(frame) // REQUEST_BYTES
         if self._quotas.is_any:
             payload = self._throttle.charge_direct_produce(frame, payload, now_ms)
         responses.send(payload)

@@ -85,6 +85,10 @@ class GroupCoordinator:
         self.responses = MemberResponses(background, limits.step_member_responses)
         """The responses to requests of classic groups' members."""
         self._expiring = ExpiryRounds(background, limits.expire_step_entries)
+        self._subscribed: tuple[ClassicGroup, int, str, set[str] | None] | None = None
+        """The last result of decoding the subscriptions of a classic group: the group, the revision of its
+        members, its protocol and the topics.
+        """
 
     # Groups
 
@@ -372,20 +376,19 @@ class GroupCoordinator:
             return set()
         if group.protocol_type != CONSUMER_PROTOCOL_TYPE or group.protocol_name is None:
             return None
-        topics = set()
-        try:
-            for member in group.members.values():
-                subscription = member.metadata(group.protocol_name)
-                topics.update(ConsumerProtocolSubscription.from_bytes(subscription).topics)
-        except PeerError:
-            return None
-        return topics
+        # Decoding all subscriptions may take 0.2 s, and OffsetDelete and each step of expiry need them. See
+        # test_subscriptions_are_decoded_once_until_the_members_change.
+        known = self._subscribed
+        if known is None or known[:3] != (group, group.members.revision, group.protocol_name):
+            topics = _decode_subscriptions(group, group.protocol_name)
+            known = self._subscribed = group, group.members.revision, group.protocol_name, topics
+        return known[3]
 
-    def on_marker(self, index: int, producer_id: int, is_commit: bool, now_ms: int) -> None:
+    def on_marker(self, index: int, producer_id: int, is_commit: bool, now_ms: int) -> int:
         """Apply or drop the pending offsets of a transaction that ended in a partition of
-        `__consumer_offsets`.
+        `__consumer_offsets`. Return their number.
         """
-        self.offsets.on_marker(index, producer_id, is_commit)
+        return self.offsets.on_marker(index, producer_id, is_commit)
 
     def delete_topic_offsets(self, deleted: Iterable[str], now_ms: int) -> Generator[None, None, None]:
         """Delete the offsets of deleted topics in bounded steps.
@@ -512,3 +515,15 @@ class GroupCoordinator:
             if record.value is not None:
                 self._groups[group_id] = group = self._new(group_id, now_ms)
                 decode_group(group, record.value, now_ms)
+
+
+def _decode_subscriptions(group: ClassicGroup, protocol_name: str) -> set[str] | None:
+    """Return the topics to which the members of a classic group subscribe; None if one cannot be read."""
+    topics = set()
+    try:
+        for member in group.members.values():
+            subscription = member.metadata(protocol_name)
+            topics.update(ConsumerProtocolSubscription.from_bytes(subscription).topics)
+    except PeerError:
+        return None
+    return topics

@@ -19,6 +19,8 @@ The cost is high, because each marker is a separate batch.
 """
 SEGMENT_COST = 250
 """Additional cost of a marker that begins a segment, in elements. See `produce.SEGMENT_COST`."""
+OFFSETS_PER_ELEMENT = 8
+"""Number of pending offsets that cost as much to commit or to drop as one element."""
 
 
 class Marker(NamedTuple):
@@ -35,21 +37,22 @@ class MarkerWriter:
 
     `note_stored` is called with the partition and the size in bytes of each marker. `on_offsets_marker` is
     called for markers in `__consumer_offsets`. Its arguments are the partition index, the producer id, True
-    for a commit, and `now_ms`.
+    for a commit, and `now_ms`. It returns the number of pending offsets that it has committed or dropped.
 
-    `segment_cost` is the total cost of the segments that markers have begun, in elements. A writer of many
-    markers adds it to the cost of its steps. See
-    test_markers_that_begin_many_segments_are_written_in_steps.
+    `extra_cost` is the total cost of the segments that markers have begun, and of the offsets that they have
+    committed or dropped, in elements. A writer of many markers adds it to the cost of its steps. See
+    test_markers_that_begin_many_segments_are_written_in_steps and
+    test_markers_that_commit_many_offsets_are_written_in_steps.
     """
 
     def __init__(
         self,
         topics: Topics,
         note_stored: Callable[[Partition, int], None],
-        on_offsets_marker: Callable[[int, int, bool, int], None],
+        on_offsets_marker: Callable[[int, int, bool, int], int],
     ) -> None:
         self._topics, self._note_stored, self._on_offsets_marker = topics, note_stored, on_offsets_marker
-        self.segment_cost = 0
+        self.extra_cost = 0
 
     def write(self, tp: TopicPartition, marker: Marker, now_ms: int) -> AppendHandle:
         """Append the marker. In `__consumer_offsets`, also commit or drop the transaction's pending offsets.
@@ -65,8 +68,9 @@ class MarkerWriter:
             appended = partition.append(memoryview(batch), origin=Origin.COORDINATOR, now_ms=now_ms)
         finally:
             if partition.log.segments.active is not segment:
-                self.segment_cost += SEGMENT_COST
+                self.extra_cost += SEGMENT_COST
         self._note_stored(partition, len(batch))
         if tp.topic == CONSUMER_OFFSETS:
-            self._on_offsets_marker(tp.partition, marker.producer_id, marker.is_commit, now_ms)
+            count = self._on_offsets_marker(tp.partition, marker.producer_id, marker.is_commit, now_ms)
+            self.extra_cost += count // OFFSETS_PER_ELEMENT
         return AppendHandle(topic, partition, appended.last_offset)

@@ -138,24 +138,33 @@ class Offsets:
         for topic in {tp.topic for tp in offsets}:
             self._indexes.setdefault(topic, set()).add(index)
 
-    def on_marker(self, index: int, producer_id: int, is_commit: bool) -> None:
+    def on_marker(self, index: int, producer_id: int, is_commit: bool) -> int:
         """Apply or drop the pending offsets of a transaction that ended in a partition of
-        `__consumer_offsets`.
+        `__consumer_offsets`. Return their number.
         """
         pending = self._pending.pop((index, producer_id), {})
         for group, offsets in pending.items():
-            self._forget_transaction(group, (index, producer_id))
-            self._forget_pending(group, (index, producer_id), offsets)
+            if self._forget_transaction(group, (index, producer_id)):
+                # No other transaction has offsets of the group, so forget all its partitions at once.
+                del self._pending_keys[group]
+            else:
+                self._forget_pending(group, (index, producer_id), offsets)
             if is_commit:
-                held = self._committed.setdefault(group, {})
+                held = self._committed.get(group)
+                if held is None:
+                    self._committed[group] = offsets
+                    continue
                 for tp, committed in offsets.items():
                     held[tp] = later(held.get(tp), committed)
+        return sum(map(len, pending.values()))
 
-    def _forget_transaction(self, group: str, key: tuple[int, int]) -> None:
+    def _forget_transaction(self, group: str, key: tuple[int, int]) -> bool:
+        """Forget that the transaction has offsets of the group. Return True if no other one has any."""
         keys = self._transactions[group]
         keys.discard(key)
         if not keys:
             del self._transactions[group]
+        return not keys
 
     def _forget_pending(self, group: str, key: tuple[int, int], tps: Iterable[TopicPartition]) -> None:
         """Remove a transaction from the index of pending offsets of these partitions."""

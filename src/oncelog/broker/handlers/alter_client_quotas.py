@@ -26,6 +26,7 @@ _Name = tuple[tuple[str, str | None], ...]
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> AlterClientQuotasResponse:
+    state.round_meter.fill_round()
     message: AlterClientQuotasRequest = request.message
     named = Counter(map(_name, message.entries))
     entries = {_name(entry): entry for entry in message.entries}

@@ -26,6 +26,7 @@ _Result = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> AlterUserScramCredentialsResponse:
+    state.round_meter.fill_round()
     message: AlterUserScramCredentialsRequest = request.message
     changes: dict[str, UserChange] = {}
     errors: dict[str, BrokerError] = {}

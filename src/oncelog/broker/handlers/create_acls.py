@@ -34,6 +34,7 @@ _Result = CreateAclsResponse.AclCreationResult
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> CreateAclsResponse:
+    state.round_meter.fill_round()
     message: CreateAclsRequest = request.message
     valid: list[Acl] = []
     results = []

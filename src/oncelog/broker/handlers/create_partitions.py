@@ -45,6 +45,7 @@ _Result = CreatePartitionsResponse.CreatePartitionsTopicResult
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    state.round_meter.fill_round()
     # Finish even if the client has disconnected: once the topics file names the new partitions, they must be
     # created.
     answer: Answer = respond_in_steps(state.slots, _answer(state, request, now_ms), is_cancellable=False)

@@ -69,6 +69,7 @@ _Result = CreateTopicsResponse.CreatableTopicResult
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    state.round_meter.fill_round()
     # Finish even if the client has disconnected: once the topics file names the new topics, their partitions
     # must be created.
     answer: Answer = respond_in_steps(state.slots, _create_all(state, request, now_ms), is_cancellable=False)

@@ -30,6 +30,7 @@ _Result = DeleteAclsResponse.DeleteAclsFilterResult
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    state.round_meter.fill_round()
     answer: Answer = respond_in_steps(state.slots, _answer(state, request))
     return answer
 

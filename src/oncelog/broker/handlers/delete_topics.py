@@ -50,6 +50,7 @@ _Planned = tuple[Topic, _Result, bool]
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    state.round_meter.fill_round()
     answer: Answer = respond_in_steps(state.slots, _answer(state, request, now_ms), is_cancellable=False)
     return answer
 

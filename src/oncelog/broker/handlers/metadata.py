@@ -161,6 +161,7 @@ def _create_missing(
             missing.append(NewTopic(name, count, {}))
     if not missing:
         return refused
+    state.round_meter.fill_round()
     try:
         created = yield from state.topics.create_in_steps(missing, now_ms)
     except (StorageError, KafkaStorageError) as error:

@@ -210,7 +210,7 @@ class _Produce:
             if partition.log.segments.active is not segment:
                 cost += SEGMENT_COST
             self.step_cost += cost
-            self.state.append_cost += cost
+            self.state.round_meter.add(cost)
         put_append(result, appended)
         self._count(partition, batch, appended)
         self._wait_for_disk(partition, topic.flush_messages, appended, result)

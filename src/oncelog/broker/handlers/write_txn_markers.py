@@ -107,9 +107,9 @@ def _write(
             WriteTxnMarkersResponse.WritableTxnMarkerTopicResult(name=topic.name, partitions=partitions)
         )
         for index in topic.partition_indexes:
-            before = state.markers.segment_cost
+            before = state.markers.extra_cost
             partitions.append(write_one(TopicPartition(topic.name, index)))
-            if budget.spend(MARKER_COST + state.markers.segment_cost - before):
+            if budget.spend(MARKER_COST + state.markers.extra_cost - before):
                 yield None
     return result
 
