@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection
 from itertools import product
 from typing import Any
@@ -90,6 +91,25 @@ def test_joins_of_many_members_do_not_look_at_each_other(monkeypatch: pytest.Mon
     for index in range(100):
         join(group, f"m{index}")
     assert looks < 500
+
+
+def test_members_that_expire_together_are_removed_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1414: 60,000 members that expired together blocked the broker for 2 s."""
+    rebalances = 0
+
+    def counted(self: ClassicGroup, now_ms: int, original: Any = ClassicGroup._rebalance) -> None:
+        nonlocal rebalances
+        rebalances += 1
+        original(self, now_ms)
+
+    group = ClassicGroup("g", 0)
+    for index in range(100):
+        join(group, f"m{index}")
+    monkeypatch.setattr(ClassicGroup, "_rebalance", counted)
+    group.tick(group.members["m99"].deadline_ms)
+    assert (group.state, len(group.members), rebalances) == (GroupState.EMPTY, 0, 1)
+    # A dict keeps the places of removed members, so finding its first member takes longer each time.
+    assert isinstance(group.members._by_id, OrderedDict)
 
 
 def test_empty_protocols_take_memory_too() -> None:

@@ -14,7 +14,7 @@ kafka ClassicGroup, ClassicGroupMember, GroupMetadataManager.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from enum import Enum
@@ -190,7 +190,11 @@ class MemberList(Mapping[str, Member]):
         self.static_ids: dict[str, str] = {}
         """Instance id -> member id, for static members."""
         self.metadata_bytes = 0
-        self._by_id: dict[str, Member] = {}
+        self.revision = 0
+        """Incremented by every change of the members or of their protocols."""
+        # Not a dict: if members are removed from its front, finding the new first one takes longer each time.
+        # See test_members_that_expire_together_are_removed_in_linear_time.
+        self._by_id: OrderedDict[str, Member] = OrderedDict()
         self._supporter_counts: Counter[str] = Counter()
         """Protocol name -> number of members that support it."""
         self._due_ms: int | None = None
@@ -237,10 +241,10 @@ class MemberList(Mapping[str, Member]):
         """
         assert new.group_instance_id is not None
         self._count(old, -1)
-        self._by_id = {
-            (new.member_id if member is old else member_id): (new if member is old else member)
+        self._by_id = OrderedDict(
+            (new.member_id if member is old else member_id, new if member is old else member)
             for member_id, member in self._by_id.items()
-        }
+        )
         self.static_ids[new.group_instance_id] = new.member_id
         if self.leader_id == old.member_id:
             self.leader_id = new.member_id
@@ -252,6 +256,7 @@ class MemberList(Mapping[str, Member]):
         self._count(member, 1)
 
     def _count(self, member: Member, sign: int) -> None:
+        self.revision += 1
         self.metadata_bytes += sign * member.metadata_bytes
         for name in {name for name, _ in member.protocols}:
             self._supporter_counts[name] += sign
@@ -738,13 +743,18 @@ class ClassicGroup:
         """Handle the deadlines that have passed: remove members, and end a rebalance."""
         # Forget member ids that were not used in time, because their clients may be dead.
         self._pending_member_ids.take(now_ms)
-        for member in list(self.members.values()):
-            is_waiting = member.sync_callback is not None or (
-                member.join_callback is not None and not member.is_new
-            )
-            if member.deadline_ms <= now_ms and not is_waiting and member.member_id in self.members:
-                self._remove(member)
-                self._rebalance(now_ms)
+        expired = [
+            member
+            for member in self.members.values()
+            if member.deadline_ms <= now_ms
+            and member.sync_callback is None
+            and (member.join_callback is None or member.is_new)
+        ]
+        for member in expired:
+            self._remove(member)
+        # As in `leave`, rebalance once, after the last removal.
+        if expired:
+            self._rebalance(now_ms)
         self.members.update_first_deadline(now_ms)
         if not self._is_initial_rebalance:
             self._complete_if_all_joined(now_ms)
