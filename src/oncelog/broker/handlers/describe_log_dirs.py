@@ -9,26 +9,53 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from oncelog.broker.request import Request
+from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
+from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
 from oncelog.errors import ClusterAuthorizationFailed
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import DescribeLogDirsRequest, DescribeLogDirsResponse
 
 KEY = 35
+SEGMENTS_PER_ELEMENT = 32
+"""Number of segments whose sizes cost as much to add as one element of a step."""
+
+_Topic = DescribeLogDirsResponse.DescribeLogDirsTopic
+_Partition = DescribeLogDirsResponse.DescribeLogDirsPartition
 
 
-def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeLogDirsResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    answer: Answer = respond_in_steps(state.slots, _describe(state, request))
+    return answer
+
+
+def _describe(state: BrokerState, request: Request) -> Work[DescribeLogDirsResponse]:
     message: DescribeLogDirsRequest = request.message
     if not request.is_authorized(ResourceType.CLUSTER):
         return DescribeLogDirsResponse(error_code=ClusterAuthorizationFailed.code, results=[])
-    requested = None if message.topics is None else _requested(message.topics)
+    topics, budget = [], StepBudget(state.limits.request_step_elements)
+    for name, indexes in _requested(state, message.topics):
+        topic, rows = state.topics.get(name), []
+        partitions = [] if topic is None else topic.partitions
+        for index in range(len(partitions)) if indexes is None else sorted(indexes):
+            cost = 1
+            if 0 <= index < len(partitions):
+                partition = partitions[index]
+                rows.append(_Partition(partition_index=index, partition_size=partition.size_bytes))
+                cost += partition.segment_count // SEGMENTS_PER_ELEMENT
+            if budget.spend(cost):
+                yield None
+        # The topic may have been deleted between two steps.
+        if rows and state.topics.get(name) is topic:
+            topics.append(_Topic(name=name, partitions=rows))
+        if budget.spend():
+            yield None
     total_bytes, usable_bytes = state.log_manager.disk.volume()
     return DescribeLogDirsResponse(
         results=[
             DescribeLogDirsResponse.DescribeLogDirsResult(
                 log_dir=state.log_manager.directory,
-                topics=list(_topics(state, requested)),
+                topics=topics,
                 total_bytes=total_bytes,
                 usable_bytes=usable_bytes,
             )
@@ -36,25 +63,17 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeLogDirs
     )
 
 
-def _requested(topics: Iterable[DescribeLogDirsRequest.DescribableLogDirTopic]) -> dict[str, set[int]]:
-    """Return the requested partition indexes by topic, merged if the request names a topic several times."""
+def _requested(
+    state: BrokerState, topics: Iterable[DescribeLogDirsRequest.DescribableLogDirTopic] | None
+) -> Iterator[tuple[str, set[int] | None]]:
+    """Yield (topic, indexes of its partitions). None stands for all topics, and for all their partitions.
+
+    A topic that the request names several times is yielded once, with the partitions of all its entries.
+    """
+    if topics is None:
+        yield from [(topic.name, None) for topic in state.topics.all()]
+        return
     requested: dict[str, set[int]] = {}
     for topic in topics:
         requested.setdefault(topic.topic, set()).update(topic.partitions)
-    return requested
-
-
-def _topics(
-    state: BrokerState, requested: dict[str, set[int]] | None
-) -> Iterator[DescribeLogDirsResponse.DescribeLogDirsTopic]:
-    for topic in state.topics.all():
-        indexes = None if requested is None else requested.get(topic.name, set())
-        partitions = [
-            DescribeLogDirsResponse.DescribeLogDirsPartition(
-                partition_index=index, partition_size=partition.size_bytes
-            )
-            for index, partition in enumerate(topic.partitions)
-            if indexes is None or index in indexes
-        ]
-        if partitions:
-            yield DescribeLogDirsResponse.DescribeLogDirsTopic(name=topic.name, partitions=partitions)
+    yield from requested.items()
