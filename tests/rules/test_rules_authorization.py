@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def parse(text: str) -> list[Acl]:
 def test_authorization_follows_the_table(row: list[str]) -> None:
     acls, principal, host, operation, topic, answer = row
     table = AclTable(parse(acls))
-    speaking = table.acls_matching(ResourceType.TOPIC, topic)
+    speaking = table.acls_for(f"User:{principal}", ResourceType.TOPIC, topic)
     allowed = is_allowed(speaking, f"User:{principal}", host, Operation[operation])
     assert ("allowed" if allowed else "denied") == answer
 
@@ -65,7 +66,7 @@ def test_authorization_follows_the_table(row: list[str]) -> None:
 def test_a_resource_without_acls_gets_the_default() -> None:
     table = AclTable(parse("allow READ a * t"))
     for topic, answer in (("s", True), ("t", False)):
-        speaking = table.acls_matching(ResourceType.TOPIC, topic)
+        speaking = table.acls_for("User:b", ResourceType.TOPIC, topic)
         assert is_allowed(speaking, "User:b", "h", Operation.READ, if_none=True) is answer
 
 
@@ -103,12 +104,19 @@ any_acl = st.builds(
 )
 
 
+def own(acls: Iterable[Acl]) -> list[Acl]:
+    """Return the ACLs that may apply to User:a, sorted."""
+    return sorted(acl for acl in acls if acl.principal in ("User:a", "User:*"))
+
+
 @given(st.lists(any_acl, max_size=8), names, st.sampled_from(list(Operation)[2:]))
 def test_the_table_finds_what_a_scan_finds(acls: list[Acl], name: str, operation: Operation) -> None:
     scanned = [acl for acl in dict.fromkeys(acls) if acl.matches_resource(name)]
-    found = list(AclTable(acls).acls_matching(ResourceType.TOPIC, name))
-    assert sorted(found) == sorted(scanned)
-    assert is_allowed(found, "User:a", "h", operation) == is_allowed(scanned, "User:a", "h", operation)
+    found = list(AclTable(acls).acls_for("User:a", ResourceType.TOPIC, name))
+    assert own(found) == own(scanned) and bool(found) == bool(scanned)
+    for if_none in (True, False):
+        expected = is_allowed(scanned, "User:a", "h", operation, if_none=if_none)
+        assert is_allowed(found, "User:a", "h", operation, if_none=if_none) == expected
 
 
 @given(st.lists(any_acl, max_size=8, unique=True), names, st.data())
@@ -120,9 +128,19 @@ def test_what_is_left_after_a_removal_is_found_as_before(
     for acl in gone:
         table.remove(acl)
     left = [acl for acl in acls if acl not in gone]
-    assert sorted(table.acls_matching(ResourceType.TOPIC, name)) == sorted(
-        acl for acl in left if acl.matches_resource(name)
+    matching = [acl for acl in left if acl.matches_resource(name)]
+    found = list(table.acls_for("User:a", ResourceType.TOPIC, name))
+    assert own(found) == own(matching) and bool(found) == bool(matching)
+    assert sorted(table.candidates(AclFilter(ResourceType.TOPIC, name, PatternType.LITERAL))) == sorted(
+        acl for acl in left if (acl.name, acl.pattern_type) == (name, PatternType.LITERAL)
     )
+
+
+def test_a_check_does_not_look_at_the_acls_of_other_principals() -> None:
+    """R1416: with ACLs of 5,000 users for all topics, 1,000 checks of one user took 0.5 s."""
+    table = AclTable(parse("; ".join(f"allow READ u{number} * *" for number in range(100))))
+    assert [acl.principal for acl in table.acls_for("User:u7", ResourceType.TOPIC, "t")] == ["User:u7"]
+    assert len(list(table.acls_for("User:other", ResourceType.TOPIC, "t"))) == 1
 
 
 @pytest.mark.behaviour("I29")

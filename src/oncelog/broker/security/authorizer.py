@@ -199,7 +199,7 @@ class AccessByAcls:
         return allowed
 
     def _decide(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
-        acls = self._authorizer.acls.acls_matching(resource_type, name)
+        acls = self._authorizer.acls.acls_for(self._principal, resource_type, name)
         if_none = self._authorizer.allows_if_none
         return is_allowed(acls, self._principal, self._host, operation, if_none=if_none)
 

@@ -15,11 +15,12 @@ Source: kafka StandardAuthorizerData; KIP-11, KIP-290.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from ipaddress import ip_address
+from itertools import chain
 
 from oncelog.errors import InvalidRequest
 
@@ -167,7 +168,8 @@ class AclTable:
 
     def __init__(self, acls: Iterable[Acl] = ()) -> None:
         self._acls: dict[Acl, None] = {}
-        self._by_name: dict[tuple[ResourceType, PatternType, str], list[Acl]] = {}
+        self._by_name: dict[tuple[ResourceType, PatternType, str], dict[str, list[Acl]]] = {}
+        """(resource type, pattern type, name) -> principal -> ACLs."""
         self._prefix_lengths: dict[ResourceType, Counter[int]] = {}
         """Resource type -> for each length, the number of prefixes with this length. A look-up only tries
         lengths that exist.
@@ -188,16 +190,18 @@ class AclTable:
         """Add an ACL if it is not in the table."""
         if acl not in self._acls:
             self._acls[acl] = None
-            same_pattern = self._by_name.setdefault(_key(acl), [])
+            same_pattern = self._by_name.setdefault(_key(acl), {})
             if not same_pattern and acl.pattern_type is PatternType.PREFIXED:
                 self._prefix_lengths.setdefault(acl.resource_type, Counter())[len(acl.name)] += 1
-            same_pattern.append(acl)
+            same_pattern.setdefault(acl.principal, []).append(acl)
 
     def remove(self, acl: Acl) -> None:
         """Remove an ACL. Raises KeyError if it is not in the table."""
         del self._acls[acl]
         same_pattern = self._by_name[_key(acl)]
-        same_pattern.remove(acl)
+        same_pattern[acl.principal].remove(acl)
+        if not same_pattern[acl.principal]:
+            del same_pattern[acl.principal]
         if same_pattern:
             return
         del self._by_name[_key(acl)]
@@ -219,10 +223,22 @@ class AclTable:
             if length <= len(name):
                 yield PatternType.PREFIXED, name[:length]
 
-    def acls_matching(self, resource_type: ResourceType, name: str) -> Iterator[Acl]:
-        """Yield the ACLs that match a resource."""
+    def acls_for(self, principal: str, resource_type: ResourceType, name: str) -> Iterator[Acl]:
+        """Yield the ACLs that match a resource, for a principal or for all users.
+
+        If a pattern has only ACLs for other principals, one of them is yielded, because `is_allowed` decides
+        by it that the resource has ACLs. Thousands of users may have ACLs for one name, such as *. See
+        test_a_check_does_not_look_at_the_acls_of_other_principals.
+        """
         for pattern_type, text in self.patterns_matching(resource_type, name):
-            yield from self._by_name.get((resource_type, pattern_type, text), ())
+            by_principal = self._by_name.get((resource_type, pattern_type, text))
+            if by_principal is None:
+                continue
+            own, all_users = by_principal.get(principal), by_principal.get(ANY_USER)
+            if own is None and all_users is None:
+                yield next(_flat(by_principal))
+            yield from own or ()
+            yield from all_users or ()
 
     def candidates(self, acl_filter: AclFilter) -> Iterable[Acl]:
         """Return the ACLs that a filter may select.
@@ -233,8 +249,12 @@ class AclTable:
         pattern_type, name = acl_filter.pattern_type, acl_filter.name
         is_exact = pattern_type in (PatternType.LITERAL, PatternType.PREFIXED)
         if is_exact and name is not None and acl_filter.resource_type is not ResourceType.ANY:
-            return self._by_name.get((acl_filter.resource_type, pattern_type, name), ())
+            return _flat(self._by_name.get((acl_filter.resource_type, pattern_type, name), {}))
         return self._acls
+
+
+def _flat(by_principal: Mapping[str, list[Acl]]) -> Iterator[Acl]:
+    return chain.from_iterable(by_principal.values())
 
 
 def _key(acl: Acl) -> tuple[ResourceType, PatternType, str]:
@@ -246,7 +266,7 @@ def is_allowed(
 ) -> bool:
     """Return True if these ACLs allow the operation. The caller must pass only ACLs that match the resource.
 
-    Without ACLs the result is `if_none`.
+    ACLs of other principals and hosts have no effect, but without any ACL the result is `if_none`.
     """
     has_acl = has_allow = False
     sufficient = {operation, Operation.ALL, *IMPLIED_BY.get(operation, ())}
