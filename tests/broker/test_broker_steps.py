@@ -12,7 +12,7 @@ import pytest
 from support.fuzz import targets
 from support.fuzz.targets import NOW_MS, open_node
 
-from oncelog.broker import dispatch
+from oncelog.broker import dispatch, purgatory
 from oncelog.broker.coordinators.markers import MARKER_COST, OFFSETS_PER_ELEMENT, Marker
 from oncelog.broker.coordinators.transactions import MAX_MARKERS_AT_ONCE
 from oncelog.broker.dispatch import end_round, tick
@@ -914,6 +914,43 @@ def test_the_sizes_of_all_partitions_are_described_in_steps() -> None:
     node.topics.begin_deletion([topic for topic in node.topics.all() if topic.name == "many"])
     answer = finish(node, deferred)[1]
     assert [topic.name for topic in answer.results[0].topics] == ["a", "b"]
+
+
+@pytest.mark.parametrize("cause", ["append", "deadline", "deletion"])
+def test_many_fetches_that_are_completed_together_are_read_in_steps(
+    cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1417: an append that completed 200 fetches of 900 partitions blocked all clients for 1.1 s."""
+    monkeypatch.setattr(purgatory, "MAX_PARTITIONS_AT_ONCE", 4)
+    node = open_node(MemoryDisk())
+    topic = node.topics.create("t", 3, {}, NOW_MS)
+    node.log_manager.background.on_added = lambda: None
+    rows = [FetchRequest.FetchPartition(partition=index, partition_max_bytes=1_000) for index in range(3)]
+    named = FetchRequest.FetchTopic(topic="t", topic_id=topic.topic_id, partitions=rows)
+    answers: list[Any] = []
+    for _ in range(6):
+        deferred = handle(node, FetchRequest(max_wait_ms=500, min_bytes=1, max_bytes=9_000, topics=[named]))
+        deferred.add_done_callback(answers.append)
+    stored = build_batch([NewRecord(NOW_MS, b"k", b"v")])
+    if cause == "append":
+        topic.partitions[1].append(memoryview(stored), origin=Origin.CLIENT, now_ms=NOW_MS)
+        node.note_stored(topic.partitions[1], len(stored))
+        end_round(node)
+    elif cause == "deadline":
+        tick(node, NOW_MS + 500)
+    else:
+        node.topics.begin_deletion([topic])
+        node.fetch_purgatory.complete_all(TopicPartition("t", 1))
+    assert len(answers) == 2
+    while len(answers) < 6:
+        before = len(answers)
+        assert node.log_manager.background.step() is None
+        assert len(answers) <= before + 1
+    read = [[len(row.records or b"") for row in answer.responses[0].partitions] for answer in answers]
+    assert read == [[0, len(stored) if cause == "append" else 0, 0]] * 6
+    assert len(node.fetch_purgatory) == 0 and not node.fetch_purgatory.is_watching
+    end_round(node)
+    assert node.fetch_purgatory._partitions_at_once == 4
 
 
 def test_markers_that_a_full_disk_refuses_are_tried_in_steps() -> None:

@@ -39,10 +39,12 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 def end_round(state: BrokerState) -> None:
     """Complete the delayed fetches that the requests of this round have satisfied.
 
-    Also reset the number of transaction markers that may be written immediately, not in the background.
+    Also reset the numbers of transaction markers and of partitions of delayed fetches that may be written and
+    read immediately, not in the background.
     """
     state.transactions.end_round()
     state.complete_satisfied_fetches()
+    state.fetch_purgatory.end_round()
 
 
 def next_wakeup_ms(state: BrokerState) -> int:
@@ -61,6 +63,7 @@ def next_wakeup_ms(state: BrokerState) -> int:
 def tick(state: BrokerState, now_ms: int) -> None:
     """Complete fetches whose max_wait_ms has passed, handle group timeouts, and run due periodic tasks."""
     state.fetch_purgatory.expire(now_ms)
+    state.fetch_purgatory.end_round()
     state.groups.tick(now_ms)
     state.groups.consumers.tick(now_ms)
     state.periodic.run_due(now_ms)

@@ -107,6 +107,13 @@ class PendingResponse:
             self.on_cancelled()
 
 
+MAX_PARTITIONS_AT_ONCE = 2_000
+"""Maximum number of partitions of delayed fetches that are read immediately in a round. It takes 12 ms.
+
+Further fetches are read in background steps.
+"""
+
+
 @dataclass(eq=False, slots=True)
 class DelayedFetch:
     """A fetch that has not found `min_bytes` yet. Each append to its partitions reduces `missing_bytes`."""
@@ -124,10 +131,12 @@ class DelayedFetch:
     always returns a response.
     """
     begin: Callable[[DelayedFetch], None] | None = field(default=None, repr=False)
-    """A function that is called instead of `answer` for a fetch of many partitions. It reads the partitions
-    again in steps, then resolves `pending` or calls `watch_again`. See
-    test_a_waiting_fetch_of_many_partitions_is_read_again_in_steps.
+    """A function that is called instead of `answer` if `reads_in_steps` is true, or if many other fetches
+    were completed in this round. It reads the partitions again in steps, then resolves `pending` or calls
+    `watch_again`. See test_a_waiting_fetch_of_many_partitions_is_read_again_in_steps.
     """
+    reads_in_steps: bool = False
+    """True for a fetch of many partitions."""
     is_committed_only: bool = False
     is_due: bool = False
     """If true, a response must be sent: the deadline has passed, a partition was deleted, or a log start
@@ -155,6 +164,7 @@ class FetchPurgatory:
         self._abandoned_count = 0
         self._stable_ends: dict[TopicPartition, int] = {}
         """The last stable offset after the last append, for partitions with delayed fetches."""
+        self._partitions_at_once = MAX_PARTITIONS_AT_ONCE
 
     def __len__(self) -> int:
         return sum(1 for _, _, fetch in self._deadlines if fetch.is_open)
@@ -174,6 +184,10 @@ class FetchPurgatory:
         while self._deadlines and not self._deadlines[0][2].is_open:
             self._forget(heapq.heappop(self._deadlines)[2])
         return self._deadlines[0][0] if self._deadlines else None
+
+    def end_round(self) -> None:
+        """Allow MAX_PARTITIONS_AT_ONCE partitions to be read immediately again."""
+        self._partitions_at_once = MAX_PARTITIONS_AT_ONCE
 
     def watch(self, fetch: DelayedFetch) -> None:
         """Delay a fetch until enough bytes are appended to its partitions, or until its deadline."""
@@ -219,7 +233,7 @@ class FetchPurgatory:
             self._force_complete(heapq.heappop(self._deadlines)[2])
 
     def _try_complete(self, fetch: DelayedFetch) -> None:
-        if fetch.begin is not None and fetch.is_open:
+        if fetch.is_open and self._takes_steps(fetch):
             self._begin(fetch)
             return
         response = fetch.pending.build(lambda: fetch.answer(False)) if fetch.is_open else None
@@ -231,6 +245,19 @@ class FetchPurgatory:
             return
         self._forget(fetch)
         fetch.pending.resolve(response)
+
+    def _takes_steps(self, fetch: DelayedFetch) -> bool:
+        """Return True if the partitions of the fetch must be read in steps.
+
+        One append, deadline or deletion may complete hundreds of fetches, so only some of them are read
+        immediately. See test_many_fetches_that_are_completed_together_are_read_in_steps.
+        """
+        if fetch.begin is None:
+            return False
+        if fetch.reads_in_steps or fetch.is_reading or self._partitions_at_once <= 0:
+            return True
+        self._partitions_at_once -= len(fetch.partitions)
+        return False
 
     def _begin(self, fetch: DelayedFetch) -> None:
         """Start to read the partitions of a fetch again in steps, unless such a read is in progress.
@@ -244,7 +271,7 @@ class FetchPurgatory:
 
     def _force_complete(self, fetch: DelayedFetch) -> None:
         fetch.is_due = True
-        if fetch.is_open and fetch.begin is not None:
+        if fetch.is_open and self._takes_steps(fetch):
             self._begin(fetch)
             return
         self._forget(fetch)

@@ -55,6 +55,8 @@ from oncelog.wire.messages import NO_ID, FetchRequest, FetchResponse
 
 KEY = 1
 FIRST_ID_VERSION = 13
+PARTITION_RECORDS = 7
+"""Cost of reading a partition, in records of `RoundMeter`. With a session, a request need not name them."""
 
 _Result = FetchResponse.PartitionData
 
@@ -85,6 +87,7 @@ def _read(state: BrokerState, request: Request, context: FetchContext, now_ms: i
     missing_bytes = fetch.missing_bytes(results)
     if missing_bytes <= 0 or message.max_wait_ms <= 0 or not results:
         return fetch.response(results)
+    state.round_meter.add(PARTITION_RECORDS * len(results))
     has_stepped = len(results) >= state.limits.request_step_elements
     if has_stepped and fetch.is_outdated(results):
         # An append between two steps could not complete this fetch, because the purgatory does not watch it
@@ -100,12 +103,10 @@ def _read(state: BrokerState, request: Request, context: FetchContext, now_ms: i
         missing_bytes,
         now_ms + (min(max_wait_ms, idle_ms) if idle_ms > 0 else max_wait_ms),
         fetch.answer,
+        lambda delayed: continue_in_steps(state.slots, _read_again(fetch, delayed), delayed.pending),
+        reads_in_steps=has_stepped,
         is_committed_only=fetch.is_committed_only,
     )
-    if has_stepped:
-        delayed.begin = lambda delayed: continue_in_steps(
-            state.slots, _read_again(fetch, delayed), delayed.pending
-        )
     state.fetch_purgatory.watch(delayed)
     return pending
 
