@@ -35,7 +35,7 @@ from oncelog.wire.messages import ConsumerGroupHeartbeatRequest as Heartbeat
 from oncelog.wire.messages import DescribeConfigsRequest as Describe
 from oncelog.wire.messages import IncrementalAlterConfigsRequest as Alter
 
-SET, DELETE = 0, 1
+SET, DELETE, APPEND, SUBTRACT = range(4)
 BROKER_TYPE, GROUP_TYPE = 4, 32
 
 
@@ -118,6 +118,28 @@ def test_a_broker_setting_holds_at_once_and_after_a_restart(tmp_path: Path) -> N
         assert alter(client, BROKER_TYPE, "", message_max_bytes=None) == 0
         assert describe(client, BROKER_TYPE, "1", "message.max.bytes") == layers[2:]
         assert client.produce("t", batch(b"v" * 200_000)).error_code == 0
+
+
+@pytest.mark.parametrize(("configured", "appended"), [(None, "delete,compact"), ("compact", "compact")])
+def test_a_list_of_the_cluster_is_appended_to_its_default(
+    tmp_path: Path, configured: str | None, appended: str
+) -> None:
+    """R1418: the value replaced the default, so topics without a policy of their own lost their retention."""
+    config = {} if configured is None else {"log.cleanup.policy": configured}
+
+    def change(client: RawClient, operation: int, value: str) -> str | None:
+        named = Alter.AlterableConfig(name="log.cleanup.policy", config_operation=operation, value=value)
+        resource = Alter.AlterConfigsResource(resource_type=BROKER_TYPE, resource_name="", configs=[named])
+        assert client.ask(Alter(resources=[resource]), 1).responses[0].error_code == 0
+        return describe(client, 2, "t", "cleanup.policy")[0][0]
+
+    with Broker(tmp_path, config=config) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("t")
+        assert change(client, APPEND, "compact") == appended
+        assert change(client, APPEND, "compact") == appended
+        assert change(client, SET, "compact") == "compact"
+        assert change(client, APPEND, "delete") == "compact,delete"
+        assert change(client, SUBTRACT, "compact") == "delete"
 
 
 def test_a_default_retention_of_0_is_refused_as_by_kafka(tmp_path: Path) -> None:

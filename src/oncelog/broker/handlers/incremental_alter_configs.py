@@ -84,12 +84,17 @@ def _apply_operations(
 def _effective(state: BrokerState, resource: _Requested) -> Mapping[str, SettingValue]:
     """Return the effective settings of the resource, not only its own, because APPEND and SUBTRACT change the
     effective value of a list.
+
+    For the whole cluster, these are its own settings over those of the start, as in KIP-339. See
+    test_a_list_of_the_cluster_is_appended_to_its_default.
     """
+    name, settings = resource.resource_name, state.settings
     if resource.resource_type == ResourceType.TOPIC:
-        return state.topics.settings_of(resource.resource_name)
-    if resource.resource_type == ResourceType.BROKER and resource.resource_name != CLUSTER:
-        return state.settings
-    return state.dynamic.of_broker(resource.resource_name)
+        return state.topics.settings_of(name)
+    if resource.resource_type != ResourceType.BROKER or name != CLUSTER:
+        return settings
+    lists = {key: settings.configured(key) for key in _LISTS[ResourceType.BROKER]}
+    return {**lists, **state.dynamic.of_broker(CLUSTER)}
 
 
 def _apply(result: dict[str, str | None], config: _Config, effective: str) -> None:

@@ -17,7 +17,7 @@ OUT_OF_REACH: dict[str, str] = {
     ),
     "the simulator takes DeliveryUnknown for any outcome": "R802",
     "no simulated client is closed by one task while another connects": "R803",
-    "no simulated administrator alters settings of several brokers": "R801",
+    "no simulated administrator alters settings of several brokers": "R801 R1418",
     "no simulated broker has a default retention of 0 ms": "R1302",
     "no directory of a running Apache Kafka, of an older version or of a backup is simulated": (
         "C16b C3b R2 R24 R26 R27 R28 R29 R36 R37 R38 R39 R40 R363 R365 R451 R631 R632 R832 R956 R1004 R1280 "
