@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from support.groups.node import GroupNode, commit, create, heartbeat, join, sync
 
+from oncelog.broker.coordinators import consumer_groups, groups
+from oncelog.broker.dispatch import next_wakeup_ms
 from oncelog.rules.groups.classic import ClassicGroup, GroupState
 from oncelog.rules.groups.consumer import ConsumerGroup
 from oncelog.wire.messages import HeartbeatRequest, LeaveGroupRequest
@@ -55,6 +57,28 @@ def test_a_group_is_looked_at_once_for_each_of_its_deadlines(node: GroupNode, ti
         node.pass_time(50_000)
     # The group is examined about once per session time-out. The timers of the 500 absent members add nothing.
     assert len(ticks) <= 8
+
+
+def test_groups_whose_members_expire_together_are_handled_a_few_at_once(
+    node: GroupNode, ticks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1419: after a restart, the members of 10,000 groups that were gone expired in one step of 0.4 s."""
+    for module in (groups, consumer_groups):
+        monkeypatch.setattr(module, "MAX_GROUPS_AT_ONCE", 2)
+    for number in range(5):
+        settled(node, f"classic{number}", session_timeout_ms=60_000)
+        node.ask(heartbeat(f"consumer{number}", "m"), 1)
+    node.restart()
+    coordinator, ticks[:] = node.node.groups, []
+    later_ms = node.now_ms + 1_000_000
+    for call in range(1, 4):
+        assert next_wakeup_ms(node.node) <= later_ms
+        coordinator.tick(later_ms)
+        coordinator.consumers.tick(later_ms)
+        assert len(ticks) == min(4 * call, 10)
+    assert set(ticks) == {f"{kind}{n}" for kind in ("classic", "consumer") for n in range(5)}
+    assert {group.state for group in coordinator._groups.values()} == {GroupState.EMPTY}
+    assert not any(group.members for group in coordinator.consumers._groups.values())
 
 
 def test_a_group_of_the_consumer_protocol_is_looked_at_once_for_each_deadline(

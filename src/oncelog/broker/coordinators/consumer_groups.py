@@ -30,7 +30,7 @@ from oncelog.rules.groups.consumer import (
     TopicIdPartition,
     TopicInfo,
 )
-from oncelog.rules.groups.deadlines import Deadlines
+from oncelog.rules.groups.deadlines import MAX_GROUPS_AT_ONCE, Deadlines
 from oncelog.settings import Settings
 
 RETRY_MS = 1000
@@ -246,8 +246,11 @@ class ConsumerGroups:
         return self._deadlines.next_ms
 
     def tick(self, now_ms: int) -> None:
-        """Handle the group deadlines that have passed."""
-        for group_id in self._deadlines.take(now_ms):
+        """Handle the group deadlines that have passed, of at most MAX_GROUPS_AT_ONCE groups.
+
+        The others stay due, so the server soon calls this again.
+        """
+        for group_id in self._deadlines.take(now_ms, MAX_GROUPS_AT_ONCE):
             group = self._groups.get(group_id)
             if group is None:
                 continue

@@ -41,7 +41,7 @@ from oncelog.limits import Limits
 from oncelog.log.background import BackgroundQueue, BackgroundTask
 from oncelog.rules.groups.classic import ClassicGroup, GroupState
 from oncelog.rules.groups.consumer import Heartbeat, HeartbeatResult
-from oncelog.rules.groups.deadlines import Deadlines
+from oncelog.rules.groups.deadlines import MAX_GROUPS_AT_ONCE, Deadlines
 from oncelog.settings import Settings
 from oncelog.types import TopicPartition
 from oncelog.wire.message import version_of
@@ -237,8 +237,11 @@ class GroupCoordinator:
         return self._deadlines.next_ms
 
     def tick(self, now_ms: int) -> None:
-        """Handle those deadlines of classic groups that have passed."""
-        for group_id in self._deadlines.take(now_ms):
+        """Handle those deadlines of classic groups that have passed, of at most MAX_GROUPS_AT_ONCE groups.
+
+        The others stay due, so the server soon calls this again.
+        """
+        for group_id in self._deadlines.take(now_ms, MAX_GROUPS_AT_ONCE):
             group = self._groups.get(group_id)
             if group is not None:
                 group.tick(now_ms)

@@ -10,6 +10,12 @@ from __future__ import annotations
 
 import heapq
 
+MAX_GROUPS_AT_ONCE = 200
+"""Largest number of groups whose deadlines the coordinator handles at once. It takes 10 ms.
+
+After a restart, the sessions of all members that are gone end at the same time. See
+test_groups_whose_members_expire_together_are_handled_a_few_at_once.
+"""
 _SPARE_ENTRIES = 64
 """The number of outdated entries that the heap may always have, so that a small heap is not rebuilt often."""
 
@@ -60,14 +66,17 @@ class Deadlines:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
-    def take(self, now_ms: int) -> list[str]:
-        """Remove and return the keys whose deadlines have passed.
+    def take(self, now_ms: int, max_count: int | None = None) -> list[str]:
+        """Remove and return the keys whose deadlines have passed, at most `max_count` of them, the earliest
+        first.
 
         The result is a list and not a generator. A caller may set a deadline in the past for a key that it
         handles; with a generator its loop would never end.
         """
-        keys = []
+        keys: list[str] = []
         while (due_ms := self.next_ms) is not None and due_ms <= now_ms:
+            if max_count is not None and len(keys) >= max_count:
+                break
             _, key = heapq.heappop(self._heap)
             del self._due_ms[key]
             keys.append(key)
