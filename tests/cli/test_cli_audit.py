@@ -55,7 +55,7 @@ def audited(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         asked.update(bootstrap=bootstrap, topics=topics, **options)
         return asked["result"]
 
-    monkeypatch.setattr(oncelog.spark.session, "local_session", no_session)
+    monkeypatch.setattr(oncelog.spark.session, "any_session", no_session)
 
     def audit_files(_spark: None, paths: tuple[str, ...], **options: object) -> AuditResult:
         asked.update(paths=paths, **options)

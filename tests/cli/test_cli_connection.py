@@ -211,7 +211,7 @@ def test_every_command_uses_the_cluster_of_the_environment(
     )
     for module in [importlib.import_module(f"oncelog.{name}") for name in names]:
         monkeypatch.setattr(module, "parse_bootstrap", refuse)
-    monkeypatch.setattr("oncelog.spark.session.local_session", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr("oncelog.spark.session.any_session", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr("oncelog.spark.audit.audit.audit_topic", refuse)
     got = oncelog(*name.split(), *ARGUMENTS.get(name, []))
     assert got.code != 2, got.err

@@ -42,6 +42,7 @@ FULL_FIXTURES = {
     "spark_connector": "Spark's own Kafka connector, from Maven Central",
     "postgresql": "a PostgreSQL server",
     "postgresql_jar": "the JDBC driver of PostgreSQL, from Maven Central",
+    "connect_server": "a server of Spark Connect",
     "outcome_of": "a Spark driver in a process of its own",
 }
 """Fixtures that only tests of the full tier may request, directly or through another fixture."""

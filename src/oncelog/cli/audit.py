@@ -85,7 +85,11 @@ _TABLE_WIDE = ("severity", "key")
 @click.option(
     "--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report as an HTML page."
 )
-@click.option("--master", default="local[*]", show_default=True, help="The Spark master.")
+@click.option(
+    "--master",
+    help="The Spark master, or sc://HOST:PORT for a server of Spark Connect.  [default: SPARK_REMOTE if set, "
+    "else local[*]]",
+)
 @output_option
 def command(
     names: tuple[str, ...],
@@ -101,7 +105,7 @@ def command(
     by: str,
     local: bool | None,
     html: Path | None,
-    master: str,
+    master: str | None,
     output: str,
 ) -> None:
     """Audit topics of any Kafka-protocol cluster, directories of segment files, or a table of records.
@@ -213,13 +217,12 @@ def _audit_locally(requested: _Requested) -> AuditResult:
     )
 
 
-def _audit_on_spark(requested: _Requested, master: str) -> AuditResult:
-    from oncelog.spark.session import check_spark, local_session
-
-    check_spark()
+def _audit_on_spark(requested: _Requested, master: str | None) -> AuditResult:
+    from oncelog.spark import _pyspark as _pyspark
     from oncelog.spark.audit.audit import audit_files, audit_topic
+    from oncelog.spark.session import any_session
 
-    with local_session("oncelog audit", master) as spark:
+    with any_session("oncelog audit", master) as spark:
         if requested.files:
             return audit_files(
                 spark,

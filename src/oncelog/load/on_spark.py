@@ -50,6 +50,7 @@ from oncelog.load.loader import (
     recheck_file,
     send_checkpoints,
 )
+from oncelog.spark.connect import check_classic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,8 +77,9 @@ def run_load_on_spark(
 
     Every executor must find the files at the same paths. Records of one file keep their order; records of
     different files have no order. If a file cannot be loaded, the other files are still loaded, and the error
-    is raised at the end.
+    is raised at the end. Raises ConfigError with Spark Connect.
     """
+    check_classic(spark, "a load on Spark")
     load = replace(load, files=[path.absolute() for path in load.files])
     layouts = check_load(load, config)
     report = Report(sum(source_of(path).size_bytes for path in load.files))

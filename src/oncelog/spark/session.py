@@ -14,7 +14,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oncelog.errors import ConfigError
+from oncelog.errors import ConfigError, MissingDependency
+from oncelog.spark.connect import connect_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,6 +24,7 @@ SHORT_LIVED = "-XX:TieredStopAtLevel=1"
 """A JVM option for short sessions: it turns off the JVM's optimizing compiler (C2). In a short session, the
 compiler takes a sixth of the processor time, and the code that it optimizes saves less than that.
 """
+DEFAULT_MASTER = "local[*]"
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 
 
@@ -42,13 +44,23 @@ def check_spark() -> None:
 
 @contextmanager
 def local_session(
-    app_name: str, master: str = "local[*]", conf: Mapping[str, str] | None = None, *, is_short: bool = False
+    app_name: str,
+    master: str = DEFAULT_MASTER,
+    conf: Mapping[str, str] | None = None,
+    *,
+    is_short: bool = False,
 ) -> Iterator[SparkSession]:
     """Yield this process's active Spark session, or start a session and stop it afterwards.
 
     `conf` contains Spark settings for a new session, which override the defaults for commands. `is_short`
-    optimizes for a session of a minute or two. Raises ConfigError and MissingDependency like `check_spark`.
+    optimizes for a session of a minute or two. Raises ConfigError and MissingDependency like `check_spark`,
+    and ConfigError for a server of Spark Connect, which runs the driver itself.
     """
+    if url := connect_url(master, os.environ.get("SPARK_REMOTE")):
+        raise ConfigError(
+            f"{url} is a server of Spark Connect, and this command starts Spark's driver itself: give a "
+            "master such as local[*] or spark://HOST:PORT"
+        )
     check_spark()
     from pyspark.sql import SparkSession
 
@@ -60,6 +72,42 @@ def local_session(
         yield session
     finally:
         session.stop()
+
+
+@contextmanager
+def any_session(app_name: str, master: str | None) -> Iterator[SparkSession]:
+    """Yield a session for a command that needs only plans, of Spark Connect or as `local_session` does.
+
+    `master` may be the URL of a Spark Connect server. If it is None, the server is that of SPARK_REMOTE, if
+    set. Raises ConfigError if the server cannot be reached, or if PySpark lacks packages of Spark Connect.
+    """
+    url = connect_url(master, os.environ.get("SPARK_REMOTE"))
+    if url is None:
+        with local_session(app_name, master or DEFAULT_MASTER) as session:
+            yield session
+        return
+    session = _connect(url)
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def _connect(url: str) -> SparkSession:
+    import_module("oncelog.spark._pyspark")
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    try:
+        session = SparkSession.builder.remote(url).getOrCreate()
+        # The session asks the server for nothing before this.
+        session.conf.set("spark.sql.session.timeZone", "UTC")
+    except ImportError as error:
+        text = f"Spark Connect needs more packages: pip install 'pyspark[connect]' ({error})"
+        raise MissingDependency(text) from None
+    except PySparkException as error:
+        raise ConfigError(f"the Spark Connect server {url} cannot be used: {error}") from None
+    return session
 
 
 def _start(app_name: str, master: str, conf: Mapping[str, str], *, is_short: bool) -> SparkSession:

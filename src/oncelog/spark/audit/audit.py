@@ -40,6 +40,7 @@ from oncelog.spark.audit.provenance_check import check_provenance
 from oncelog.spark.audit.segment_batches import SegmentHeadersSource
 from oncelog.spark.audit.segment_records import committed_records
 from oncelog.spark.audit.topic_batches import AVAILABLE, CHECK_RECORDS, BatchHeadersSource, encode_available
+from oncelog.spark.connect import spark_errors
 from oncelog.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -172,9 +173,6 @@ def _with_keys(
     or selects another key and `other` is not given, the keys are checked for repetition. `moved` returns the
     log starts that have moved since the audit began.
     """
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
     is_requested = key_check is not None and key_check is not False
     key = key_check if is_requested else True
     key_findings: list[AuditFinding] = []
@@ -189,7 +187,7 @@ def _with_keys(
         if other is not None:
             differing, difference = compare_keys(records(), other, key, max_findings)
             key_findings = [*key_findings, *differing]
-    except (PySparkException, Py4JError):
+    except spark_errors():
         # Readers of keys and headers stop at damaged data with an error. The findings locate the damage
         # better than this error, so refer to them.
         what = not_checked(
@@ -214,11 +212,8 @@ def _with_keys(
 @contextmanager
 def _naming_changed_topics(moved: Callable[[], object]) -> Iterator[None]:
     """If a task fails because its topic was deleted during the audit, raise DataLossError instead."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
     try:
         yield
-    except (PySparkException, Py4JError):
+    except spark_errors():
         moved()
         raise

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from oncelog.client.admin.blocking import Admin
 from oncelog.client.producer.blocking import Producer
 from oncelog.errors import ConfigError, OncelogError
+from oncelog.spark.connect import check_classic
 from oncelog.spark.sink.atomic_task import (
     REPORT_SCHEMA,
     SUM_SCHEMA,
@@ -97,9 +98,10 @@ def write_atomic(
     If a name first appears in a batch after batch 0, the option firstBatchId is required. To avoid that, call
     this function in every micro-batch, even with an empty DataFrame.
 
-    Raises SinkError, ConfigError and Spark's own exceptions. After an exception the same call may be
-    repeated.
+    Raises SinkError, ConfigError (also in a session of Spark Connect) and Spark's own exceptions. After an
+    exception the same call may be repeated.
     """
+    check_classic(df.sparkSession, "write_atomic")
     settings = parse_sink_options({key: str(value) for key, value in options.items()}, "stream")
     if not repeats_whole_stages(lambda setting: df.sparkSession.conf.get(setting, None)):
         # Refuse, because rows without a key get a random partition and are then shuffled. If Spark repeats
