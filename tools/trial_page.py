@@ -17,7 +17,9 @@ RUNS = ROOT / "docs" / "trial-runs"
 BEGIN, END = "<!-- runs: written by tools/trial_page.py -->\n", "<!-- end of runs -->"
 ORDER = (
     "to_topic",
+    "to_topic_apache_kafka",
     "kafka_sink",
+    "kafka_sink_apache_kafka",
     "to_delta",
     "to_iceberg",
     "to_postgresql",
@@ -26,6 +28,8 @@ ORDER = (
     "to_sqlite",
 )
 """Names of the runs in the first columns. Other runs follow in the order of their names."""
+
+OWN_CLUSTER = "the embedded broker"
 
 Rows = list[dict[str, Any]]
 
@@ -47,11 +51,17 @@ def cell_text(row: dict[str, Any] | None) -> str:
     return f"did not happen ({figures})" if row["happened"] == "no" else figures
 
 
+def head_of(facts: dict[str, str]) -> str:
+    """Return the name of a run: the pipeline and its target, and any cluster that the trial did not start."""
+    place = "" if facts["cluster"] == OWN_CLUSTER else f" on {facts['cluster'].partition(',')[0]}"
+    return f"`{facts['pipeline']}`, {facts['target']}{place}"
+
+
 def render(runs: dict[str, Rows]) -> str:
     """Return the generated part of the page, which stands between the comments BEGIN and END."""
     if not runs:
         return ""
-    heads = [f"`{rows[0]['facts']['pipeline']}`, {rows[0]['facts']['target']}" for rows in runs.values()]
+    heads = [head_of(rows[0]["facts"]) for rows in runs.values()]
     lines = [f"| fault | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(heads)]
     faults = {row["cell"]: row["fault"] for rows in runs.values() for row in rows}
     for cell, fault in faults.items():
@@ -60,7 +70,8 @@ def render(runs: dict[str, Rows]) -> str:
     lines += ["", "| run | rows | cluster | versions |", "| --- | --- | --- | --- |"]
     for rows in runs.values():
         facts = dict(rows[0]["facts"])
-        head = f"`{facts.pop('pipeline')}`, {facts.pop('target')}"
+        head = head_of(facts)
+        del facts["pipeline"], facts["target"]
         count, cluster = facts.pop("rows"), facts.pop("cluster")
         versions = ", ".join(f"{name} {value}" for name, value in facts.items())
         lines.append(f"| {head} | {count} | {cluster} | {versions} |")

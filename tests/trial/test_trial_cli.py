@@ -102,9 +102,10 @@ def test_topics_on_another_cluster_are_deleted_at_the_end(
         before = admin.list_topics()
         outcome = oncelog(
             "trial", file, "--rows", "12", "--cells", "calm", "--work-dir", str(tmp_path / "work"),
-            servers=broker.bootstrap_servers,
+            "--cluster-name", "Our Kafka 1.0", "-o", "json", servers=broker.bootstrap_servers,
         )  # fmt: skip
         assert outcome.code == 0, outcome.err
+        assert json.loads(outcome.out)[0]["facts"]["cluster"] == "Our Kafka 1.0"
         assert admin.list_topics() == before
 
 
@@ -113,6 +114,7 @@ def test_topics_on_another_cluster_are_deleted_at_the_end(
     [
         (["--cells", "reboot"], "no cell is named 'reboot'"),
         (["--master", "spark://host:7077"], "use a local master"),
+        (["--cluster-name", "x"], "--cluster-name needs -b"),
         (["--rows", "1"], "1 is not in the range"),
         (["--target", "paper"], "'paper' is not one of"),
         (["--set", "x"], "expected key=value"),

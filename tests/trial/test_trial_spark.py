@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from oncelog_devtools.apache_kafka import ApacheKafka
 from support import ROOT
 from support.cli import Outcome, oncelog
 from support.postgresql import PostgresqlServer
 from support.spark.worker_python import spark_python
+
+from oncelog import Admin
 
 pytestmark = [
     pytest.mark.spark,
@@ -41,6 +44,26 @@ def test_our_sink_is_clean_when_a_commit_of_spark_is_lost(
     row = only_row(outcome)
     assert (outcome.code, row["verdict"], row["happened"]) == (0, "clean", "yes"), outcome
     assert row["found"] == 400
+
+
+@pytest.mark.behaviour("P7")
+def test_on_apache_kafka_our_sink_is_clean_and_sparks_own_doubles(
+    monkeypatch: pytest.MonkeyPatch,
+    apache_kafka: ApacheKafka,
+    connector_jar_files: list[str],
+    tmp_path: Path,
+) -> None:
+    cluster = ("-b", apache_kafka.bootstrap_servers, "--cells", "commit-lost")
+    ours = trial(monkeypatch, str(EXAMPLES / "to_topic.py"), *cluster, "--work-dir", str(tmp_path / "ours"))
+    row = only_row(ours)
+    assert (ours.code, row["verdict"], row["happened"], row["found"]) == (0, "clean", "yes", 400), ours
+    conf = ("--conf", "spark.jars=" + ",".join(connector_jar_files), "--work-dir", str(tmp_path / "theirs"))
+    theirs = trial(monkeypatch, str(EXAMPLES / "kafka_sink.py"), *cluster, *conf)
+    row = only_row(theirs)
+    assert (theirs.code, row["verdict"], row["happened"]) == (3, "violated", "yes"), theirs
+    assert row["lost"] == 0 and 0 < row["doubled"] <= 200
+    with Admin({"bootstrap.servers": apache_kafka.bootstrap_servers}) as admin:
+        assert [topic.name for topic in admin.list_topics() if topic.name.startswith("trial-")] == []
 
 
 ICEBERG_SETTINGS = (

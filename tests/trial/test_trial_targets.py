@@ -358,7 +358,9 @@ def test_the_table_says_which_faults_did_not_happen() -> None:
         "| `lost`: the fault lost | 1/5 | not run |",
         "| `late`: the fault late | failed | not run |",
     ]
-    assert lines[-1] == "| `mine.py`, topic | 9 | ours | Spark 4.3.0 |"
+    assert lines[-1] == "| `mine.py`, topic on ours | 9 | ours | Spark 4.3.0 |"
+    embedded = [{**row, "facts": {**facts, "cluster": "the embedded broker"}} for row in other]
+    assert trial_page.render({"other": embedded}).startswith("| fault | `mine.py`, topic |")
 
 
 def test_the_page_describes_every_cell_and_target() -> None:

@@ -91,6 +91,11 @@ _MIN_ROWS = 10
     "[default: a broker of its own]",
 )
 @click.option(
+    "--cluster-name",
+    metavar="TEXT",
+    help="With -b: the cluster's name in reports, such as its version.  [default: HOST:PORT]",
+)
+@click.option(
     "--timeout",
     "timeout_s",
     type=click.FloatRange(min=1),
@@ -149,12 +154,12 @@ def command(
     names = [name.strip() for name in cells.split(",")] if cells else []
     chosen = choose_cells(names, TargetKind(kind), can_kill_executors=sys.platform == "linux")
     _check_options(kind, report, options)
+    cluster_name = _cluster_name(servers, options.pop("cluster_name"))
     options["row"] = options["row"] or DEFAULT_ROW
     check_spark()
     name = f"trial-{token_hex(4)}"
     with _sigterm_exits(), _cluster(servers, options, name) as address, _directory(work_dir) as directory:
         from oncelog.trial.run import Trial
-        from oncelog.trial.versions import facts_of
 
         trial = Trial(
             file=file.resolve(),
@@ -167,7 +172,7 @@ def command(
             **options,
         )
         outcomes = _run_cells(trial, chosen)
-        _show(outcomes, facts_of(trial, is_own_broker=servers is None), report, output)
+        _show(outcomes, trial, cluster_name, report, output)
         if code := exit_code(outcome.verdict for outcome in outcomes):
             sys.exit(code)
 
@@ -196,9 +201,19 @@ def _run_cells(trial: Trial, cells: Iterable[Cell]) -> list[Outcome]:
     return outcomes
 
 
-def _show(outcomes: Sequence[Outcome], facts: Mapping[str, str], report: Path | None, output: str) -> None:
-    from oncelog.trial.report import COLUMNS, WIDE, render_report, row_of, summary_text
+def _cluster_name(servers: str | None, given: str | None) -> str:
+    if given is not None and servers is None:
+        raise click.UsageError("--cluster-name needs -b")
+    return "the embedded broker" if servers is None else given or servers
 
+
+def _show(
+    outcomes: Sequence[Outcome], trial: Trial, cluster_name: str, report: Path | None, output: str
+) -> None:
+    from oncelog.trial.report import COLUMNS, WIDE, render_report, row_of, summary_text
+    from oncelog.trial.versions import facts_of
+
+    facts = facts_of(trial, cluster_name)
     if report is not None:
         report.write_text(render_report(outcomes, facts))
     emit([{**row_of(outcome), "facts": facts} for outcome in outcomes], output, columns=COLUMNS, wide=WIDE)

@@ -14,13 +14,13 @@ from oncelog.trial.run import Trial
 from oncelog.trial.targets import server_version
 
 
-def facts_of(trial: Trial, *, is_own_broker: bool) -> dict[str, str]:
-    """Return the facts about a trial that its report shows, by name."""
+def facts_of(trial: Trial, cluster: str) -> dict[str, str]:
+    """Return the facts about a trial that its report shows, by name. `cluster` is the cluster's name."""
     facts = {
         "pipeline": trial.file.name,
         "target": trial.kind.value,
         "rows": f"{trial.rows} per run, in {trial.micro_batches} micro-batches",
-        "cluster": "the embedded broker" if is_own_broker else trial.servers,
+        "cluster": cluster,
         "Oncelog": _version("oncelog"),
         "Spark": _version("pyspark"),
         "Python": platform.python_version(),
