@@ -17,6 +17,7 @@ RUNS = ROOT / "docs" / "trial-runs"
 BEGIN, END = "<!-- runs: written by tools/trial_page.py -->\n", "<!-- end of runs -->"
 ORDER = (
     "to_topic",
+    "to_topic_standalone",
     "to_topic_apache_kafka",
     "kafka_sink",
     "kafka_sink_apache_kafka",
@@ -54,7 +55,8 @@ def cell_text(row: dict[str, Any] | None) -> str:
 def head_of(facts: dict[str, str]) -> str:
     """Return the name of a run: the pipeline and its target, and any cluster that the trial did not start."""
     place = "" if facts["cluster"] == OWN_CLUSTER else f" on {facts['cluster'].partition(',')[0]}"
-    return f"`{facts['pipeline']}`, {facts['target']}{place}"
+    master = f", master `{facts['master']}`" if "master" in facts else ""
+    return f"`{facts['pipeline']}`, {facts['target']}{place}{master}"
 
 
 def render(runs: dict[str, Rows]) -> str:

@@ -113,7 +113,9 @@ def test_topics_on_another_cluster_are_deleted_at_the_end(
     ("arguments", "text"),
     [
         (["--cells", "reboot"], "no cell is named 'reboot'"),
-        (["--master", "spark://host:7077"], "use a local master"),
+        (["--master", "spark://192.0.2.1:7077"], "a standalone cluster on this machine"),
+        (["--master", "sc://127.0.0.1:15002"], "a standalone cluster on this machine"),
+        (["--master", "yarn"], "It supports local[N], local-cluster[N,CORES,MB]"),
         (["--cluster-name", "x"], "--cluster-name needs -b"),
         (["--rows", "1"], "1 is not in the range"),
         (["--target", "paper"], "'paper' is not one of"),

@@ -13,6 +13,7 @@ from support.append_notation import rows
 
 from oncelog.errors import ConfigError
 from oncelog.trial.judgement import Counts, Verdict, count, exit_code, foreign_text, judge, row_id
+from oncelog.trial.masters import check_master, is_own_host, network_conf, standalone_hosts
 from oncelog.trial.plan import (
     CELLS,
     LOCAL_CLUSTER,
@@ -78,11 +79,58 @@ def test_every_cell_is_in_the_table() -> None:
         ("worker-killed", "local[*]", "local[*]"),
         ("executor-killed", "local[2,4]", LOCAL_CLUSTER),
         ("executor-killed", "local-cluster[3,1,512]", "local-cluster[3,1,512]"),
+        ("executor-killed", "spark://127.0.0.1:7077", "spark://127.0.0.1:7077"),
     ],
 )
 def test_an_executor_is_killed_where_it_is_a_process(cell: str, master: str, expected: str) -> None:
     (chosen,) = choose_cells([cell], TargetKind.TOPIC)
     assert master_of(chosen, master) == expected
+
+
+@pytest.mark.parametrize(
+    ("master", "hosts"),
+    [
+        ("local[2]", []),
+        ("yarn", []),
+        ("spark://h:7077", ["h"]),
+        ("spark://127.0.0.1:1,here:2", ["127.0.0.1", "here"]),
+        ("spark://[::1]:7077", ["::1"]),
+    ],
+)
+def test_the_hosts_of_a_standalone_cluster(master: str, hosts: list[str]) -> None:
+    assert standalone_hosts(master) == hosts
+
+
+def test_a_master_is_refused_if_its_executors_cannot_be_killed() -> None:
+    for master in (
+        "local",
+        "local[2,4]",
+        "local-cluster[2,1,1024]",
+        "spark://here:1",
+        "spark://here:1,here:2",
+    ):
+        assert check_master(master, lambda host: host == "here") is None
+    for master in ("spark://there:1", "spark://here:1,there:1", "yarn", "k8s://here", "sc://here"):
+        with pytest.raises(ConfigError, match=r"of a standalone cluster on this machine"):
+            check_master(master, lambda host: host == "here")
+
+
+def test_an_address_of_this_machine_is_one_that_it_can_bind() -> None:
+    assert is_own_host("127.0.0.1") and is_own_host("localhost")
+    # Addresses for documentation (RFC 5737), and a name that no resolver has (RFC 6761).
+    assert not is_own_host("192.0.2.1") and not is_own_host("x.invalid") and not is_own_host("." * 70)
+
+
+def test_executors_reach_the_driver_where_they_reach_the_master() -> None:
+    loopback = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    for master, expected in (
+        ("spark://127.0.0.1:7077", loopback),
+        ("spark://localhost:7077", loopback),
+        ("spark://192.0.2.1:7077", {}),
+        ("spark://here:7077", {}),
+        ("local[2]", {}),
+    ):
+        assert network_conf(master) == expected
 
 
 def test_a_cell_that_cannot_happen_is_run_only_if_it_is_named() -> None:

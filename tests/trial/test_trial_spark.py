@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from oncelog_devtools.apache_kafka import ApacheKafka
+from oncelog_devtools.spark_cluster import SparkCluster
 from support import ROOT
 from support.cli import Outcome, oncelog
 from support.postgresql import PostgresqlServer
@@ -118,6 +120,28 @@ def test_an_executor_that_is_killed_loses_and_doubles_nothing(
     # Spark has replaced the killed executor: the logs of three are in the trial's directory.
     logs = list((work / "executor-killed" / "spark" / "work").glob("app-*/*/stderr"))
     assert len(logs) == 3
+
+
+@pytest.fixture
+def spark_cluster(tmp_path: Path) -> Iterator[SparkCluster]:
+    with SparkCluster(tmp_path / "spark", workers=2) as cluster:
+        yield cluster
+
+
+@pytest.mark.behaviour("P7")
+def test_a_standalone_cluster_whose_executor_and_driver_are_killed_loses_and_doubles_nothing(
+    monkeypatch: pytest.MonkeyPatch, spark_cluster: SparkCluster, tmp_path: Path
+) -> None:
+    work, file = tmp_path / "work", str(EXAMPLES / "to_topic.py")
+    options = ("--master", spark_cluster.master_url, "--work-dir", str(work))
+    outcome = trial(monkeypatch, file, "--cells", "executor-killed,driver-in-write", *options)
+    assert outcome.code == 0, outcome
+    rows = json.loads(outcome.out)
+    assert [(row["verdict"], row["happened"], row["found"]) for row in rows] == [("clean", "yes", 400)] * 2
+    assert rows[0]["facts"]["master"] == "spark://"
+    # Two executors for each driver, and one in the place of the killed one.
+    logs = list((tmp_path / "spark").glob("worker-*/work/app-*/*/stderr"))
+    assert len(logs) >= 3
 
 
 @pytest.mark.behaviour("P7")

@@ -78,7 +78,12 @@ _MIN_ROWS = 10
     help="The column of the target, or the field of its JSON value, that holds the row's id. Without it, the "
     "record's key is the id.",
 )
-@click.option("--master", default="local[2,4]", show_default=True, help="The Spark master, a local one.")
+@click.option(
+    "--master",
+    default="local[2,4]",
+    show_default=True,
+    help="The Spark master: local[N], local-cluster[N,CORES,MB], or spark://HOST:PORT on this machine.",
+)
 @click.option(
     "--conf", multiple=True, metavar="KEY=VALUE", help="A Spark setting, as for spark-submit. Repeatable."
 )
@@ -178,10 +183,11 @@ def command(
 
 
 def _check_options(kind: str, report: Path | None, options: Mapping[str, Any]) -> None:
+    from oncelog.trial.masters import check_master, is_own_host
+
     if (kind == "postgresql") != (options["database"] is not None):
         raise click.UsageError("--target postgresql and --database need each other")
-    if not options["master"].startswith("local"):
-        raise click.UsageError("--master: a trial kills processes of this machine, so use a local master")
+    check_master(options["master"], is_own_host)
     if report is not None and not report.absolute().parent.is_dir():
         # Check the directory before the runs: they take minutes, and their results would be lost.
         raise ConfigError(f"--report {report}: there is no directory {report.parent}")

@@ -247,7 +247,8 @@ def master_of(cell: Cell, master: str) -> str:
     With `local[N]`, the driver's JVM runs the tasks. So a cell that kills an executor gets a master that
     starts executors as processes.
     """
-    if cell.strike is Strike.KILL_EXECUTOR and not master.startswith("local-cluster"):
+    has_executors = not master.startswith("local") or master.startswith("local-cluster")
+    if cell.strike is Strike.KILL_EXECUTOR and not has_executors:
         return LOCAL_CLUSTER
     return master
 

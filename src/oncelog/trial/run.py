@@ -22,6 +22,7 @@ from oncelog.testing.proxy.rules import Action, Rule
 from oncelog.trial.driver import Driver
 from oncelog.trial.fault_point import Strikes
 from oncelog.trial.judgement import Counts, Verdict, count, foreign_text, judge, row_id
+from oncelog.trial.masters import network_conf
 from oncelog.trial.plan import Cell, Evidence, Network, TargetKind, has_come, master_of, spread, why_not
 from oncelog.trial.spark_checkpoint import CheckpointState, read_checkpoint, remove_last_commit
 from oncelog.trial.targets import PostgresqlTarget, Target, target_of
@@ -320,8 +321,9 @@ class _CellRun:
         settings |= {key: placeholders_filled(value, values) for key, value in trial.settings.items()}
         given = os.environ.get("JAVA_TOOL_OPTIONS", "")
         settings["JAVA_TOOL_OPTIONS"] = f"{_LIGHT_JVM} {given}".strip()
-        conf = {**_CONF, "spark.local.dir": str(self._directory / "tmp"), **trial.conf}
         master = master_of(self._cell, trial.master)
+        directory = {"spark.local.dir": str(self._directory / "tmp")}
+        conf = {**_CONF, **directory, **network_conf(master), **trial.conf}
         if master.startswith("local-cluster"):
             settings["SPARK_HOME"] = str(linked_spark_home(self._directory / "spark"))
         job = {"file": str(trial.file), "master": master, "conf": conf}

@@ -9,6 +9,7 @@ import shutil
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from oncelog.trial.masters import STANDALONE, standalone_hosts
 from oncelog.trial.plan import TargetKind
 from oncelog.trial.run import Trial
 from oncelog.trial.targets import server_version
@@ -26,6 +27,8 @@ def facts_of(trial: Trial, cluster: str) -> dict[str, str]:
         "Python": platform.python_version(),
         "Java": _java_version(),
     }
+    if standalone_hosts(trial.master):
+        facts["master"] = STANDALONE
     if trial.kind is TargetKind.DELTA:
         facts["deltalake"] = _version("deltalake")
     if trial.kind is TargetKind.ICEBERG:
