@@ -1,20 +1,13 @@
-"""Interrupts the blocking producer's calls at every place where a signal handler can run and raise.
-
-Python runs handlers on the main thread, after calls and at the start of functions. It calls a profile
-function at the same places. Here the profile function raises at the first place, then at the second, until a
-call completes.
-"""
+"""Interrupts the blocking producer's calls at every place where a signal handler can run and raise."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import pytest
+from support.interrupts import Interrupt, each_place, interrupted_at, raise_interrupt
 from support.topics import new_topic, producer_of, read
 from support.wait import LIMIT_S, wait_until
 
@@ -28,63 +21,17 @@ pytestmark = [
 ]
 
 
-class _Interrupt(BaseException):
-    """The exception that the handler raises."""
-
-
-class _OwnError(_Interrupt, OncelogError):
+class _OwnError(Interrupt, OncelogError):
     """An exception that is raised by a call of the producer inside the signal handler."""
-
-
-def _raise(error: type[_Interrupt] = _Interrupt) -> None:
-    raise error
-
-
-def interrupted_at(place: int, call: Callable[[], Any], handler: Callable[[], Any] = _raise) -> bool:
-    """Make the call, and run the handler at place number `place`. Return False if the call has fewer.
-
-    An exception in a weak reference's callback is ignored by Python; the call then completes.
-    """
-    count = 0
-
-    def interrupt(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal count
-        if event in ("call", "c_return"):
-            count += 1
-            if count == place:
-                sys.setprofile(None)
-                handler()
-
-    sys.setprofile(interrupt)
-    try:
-        call()
-    except _Interrupt:
-        pass
-    finally:
-        sys.setprofile(None)
-    return count >= place
-
-
-def each_place(call: Callable[[int], Any], handler: Callable[[], Any] = _raise) -> Iterator[int]:
-    """Make `call` repeatedly, and interrupt it at its first place, then at its second, until a call
-    completes.
-
-    Yield the number of each place.
-    """
-    place = 1
-    while interrupted_at(place, partial(call, place), handler):
-        yield place
-        place += 1
-    assert place > 10
 
 
 @pytest.mark.behaviour("I1", "I2")
 @pytest.mark.parametrize("linger_ms", [0, 60_000])
 @pytest.mark.parametrize("buffer_memory", [600, 1_000_000])
 @pytest.mark.parametrize("transactional_id", [None, "interrupted"])
-@pytest.mark.parametrize("error", [_Interrupt, _OwnError])
+@pytest.mark.parametrize("error", [Interrupt, _OwnError])
 def test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer(
-    ours: str, linger_ms: int, buffer_memory: int, transactional_id: str | None, error: type[_Interrupt]
+    ours: str, linger_ms: int, buffer_memory: int, transactional_id: str | None, error: type[Interrupt]
 ) -> None:
     """Regression: the call left a lock held, forgot a batch, or ended the producer with an empty batch."""
     topic = new_topic(ours)
@@ -112,7 +59,7 @@ def test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer(
                     )
                 )
 
-        for _ in each_place(send, partial(_raise, error)):
+        for _ in each_place(send, partial(raise_interrupt, error)):
             producer.flush(LIMIT_S)
         producer.flush(LIMIT_S)
         assert producer._driver.core.buffered_bytes == 0

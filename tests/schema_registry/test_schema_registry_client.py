@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import socket
 import ssl
 import threading
@@ -11,12 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from support.interrupts import Interrupt, each_place
 from support.schema_registry import CONTENT_TYPE, Registry, running_registry
 from support.schemas import ORDER, ORDER_JSON, protobuf_classes
 from support.security.brokers import make_certificates
+from support.wait import LIMIT_S, wait_until
 
 from oncelog.errors import ConfigError, SchemaRegistryError
-from oncelog.schema_registry import ProtobufSerializer, Schema, SchemaReference, SchemaRegistryClient
+from oncelog.schema_registry import ProtobufSerializer, Schema, SchemaReference, SchemaRegistryClient, lookups
+from oncelog.schema_registry.cache import Cache
 from oncelog.schema_registry.protobuf import file_text
 
 WITH_DEFAULT = json.dumps(
@@ -323,16 +327,64 @@ def test_only_protobuf_is_asked_for_in_serialized_form(registry: Registry) -> No
 def test_a_look_up_that_gets_no_thread_fails(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: all later look-ups of the same schema waited for one that did not run."""
 
-    def refuse(thread: threading.Thread) -> None:
+    def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     client = client_of(registry, request_timeout_ms=2_000)
     schema_id = client.register_schema("s", Schema('"long"'))
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
+        patched.setattr(lookups, "start_new_thread", refuse)
         with pytest.raises(SchemaRegistryError, match="can't start new thread"):
             client.get_schema(schema_id)
     assert client.get_schema(schema_id).text == '"long"'
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_an_interrupt_at_any_call_of_a_look_up_blocks_nobody(raises: bool) -> None:
+    """Regression: a signal handler that raised could leave a look-up that never ran, for which all later
+    callers of the same schema waited. A handler that looked up a schema itself could wait forever.
+    """
+    registry, cache = lookups.Lookups(LIMIT_S * 1000), Cache[int, str](1)
+    about = lookups.About("a schema", "http://127.0.0.1")
+
+    def look_up(place: int) -> None:
+        if cache.get(place) is None:
+            cache.put(place, registry.wait(place, lambda: "found", about))
+
+    def handler() -> None:
+        look_up(0)
+        if raises:
+            raise Interrupt
+
+    for place in each_place(look_up, handler):
+        look_up(place)
+        assert cache.get(place) == "found"
+        assert len(cache) == 1
+
+
+def test_a_forked_process_opens_a_connection_of_its_own(registry: Registry) -> None:
+    """Regression: processes shared a connection after a fork, and could get each other's schemas. A look-up
+    that ran at the time of the fork never ended in the child.
+    """
+    with client_of(registry, request_timeout_ms=LIMIT_S * 1000) as client:
+        schema_ids = [client.register_schema(text, Schema(f'"{text}"')) for text in ("long", "string")]
+        registry.gate.clear()
+        waiting = threading.Thread(target=client.get_schema, args=(schema_ids[0],))
+        waiting.start()
+        wait_until(lambda: len(registry.requests) == 3)
+        child = os.fork()
+        if child == 0:
+            is_right = False
+            with suppress(SchemaRegistryError):
+                texts = [client.get_schema(schema_id).text for schema_id in schema_ids]
+                is_right = texts == ['"long"', '"string"']
+            os._exit(0 if is_right else 1)
+        wait_until(lambda: len(registry.requests) == 4)
+        registry.gate.set()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        waiting.join()
+    assert len(set(registry.ports)) == 2
+    assert registry.ports[-1] != registry.ports[0]
 
 
 def test_a_response_that_never_ends_is_given_up() -> None:

@@ -61,7 +61,7 @@ class Registry:
 
     `authorization` is the expected value of the header. Each of `prepared` replaces the response to one
     request: a status and the bytes of a body. While `gate` is clear, no request is answered. `requests` has
-    each request as `METHOD path?query`.
+    each request as `METHOD path?query`, and `ports` the client's port of each.
     """
 
     url: str = ""
@@ -69,6 +69,7 @@ class Registry:
     prepared: list[tuple[int, bytes]] = field(default_factory=list)
     gate: threading.Event = field(default_factory=threading.Event)
     requests: list[str] = field(default_factory=list)
+    ports: list[int] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     schemas: list[Stored] = field(default_factory=list)
     subjects: dict[str, list[int]] = field(default_factory=dict)
@@ -208,6 +209,7 @@ def running_registry(tls: ssl.SSLContext | None = None) -> Iterator[Registry]:
             pass
 
         def _respond(self, content: bytes | None) -> None:
+            registry.ports.append(self.client_address[1])
             registry.requests.append(f"{self.command} {self.path}")
             registry.headers.append({name.lower(): value for name, value in self.headers.items()})
             registry.gate.wait(120)

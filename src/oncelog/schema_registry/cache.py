@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
@@ -11,28 +10,42 @@ V = TypeVar("V")
 
 
 class Cache(Generic[K, V]):
-    """The most recently used entries, at most `capacity` of them."""
+    """The most recently used entries, at most `capacity` of them.
+
+    Keys must be text, numbers, or tuples of these.
+    """
+
+    # There is no lock. A signal handler that interrupted its owner would wait for it forever, and so would a
+    # process that was forked while another thread had it. Each call of the dict runs as a whole, because the
+    # hashes and comparisons of these keys run no Python code. Guard:
+    # test_an_interrupt_at_any_call_of_a_look_up_blocks_nobody.
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._entries: OrderedDict[K, V] = OrderedDict()
-        self._lock = threading.Lock()
 
     def get(self, key: K) -> V | None:
         """Return the value of a key, or None."""
-        with self._lock:
-            value = self._entries.get(key)
-            if value is not None:
-                self._entries.move_to_end(key)
-            return value
+        value = self._entries.get(key)
+        if value is not None:
+            self._note_use(key)
+        return value
 
     def put(self, key: K, value: V) -> None:
         """Set the value of a key. If the cache is full, drop the entry that was not used for longest."""
-        with self._lock:
-            self._entries[key] = value
-            self._entries.move_to_end(key)
-            if len(self._entries) > self._capacity:
+        self._entries[key] = value
+        self._note_use(key)
+        while len(self._entries) > self._capacity:
+            try:
                 self._entries.popitem(last=False)
+            except KeyError:  # other threads have dropped all entries meanwhile
+                return
+
+    def _note_use(self, key: K) -> None:
+        try:
+            self._entries.move_to_end(key)
+        except KeyError:  # another thread has dropped the entry meanwhile
+            return
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import astuple, replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
@@ -42,7 +42,7 @@ class SchemaRegistryClient:
         self.lookups = Lookups(self.settings["request.timeout.ms"])
         self._by_id: Cache[int, Schema] = Cache(capacity)
         self._versions: Cache[tuple[str, int], RegisteredSchema] = Cache(capacity)
-        self._registered: Cache[tuple[str, Schema], int] = Cache(capacity)
+        self._registered: Cache[tuple[Any, ...], int] = Cache(capacity)
 
     def __enter__(self) -> Self:
         return self
@@ -96,11 +96,13 @@ class SchemaRegistryClient:
         Raises SchemaRegistryError: status 409 for a schema that is not compatible with the subject's earlier
         ones, 422 for an invalid schema.
         """
-        schema_id = self._registered.get((subject, schema))
+        references = tuple(astuple(reference) for reference in schema.references)
+        key = (subject, schema.text, schema.type, references)
+        schema_id = self._registered.get(key)
         if schema_id is None:
             request = self._about(subject, "/versions", schema)
             schema_id = self._wait(request, lambda answer: _whole(answer, "id", request))
-            self._registered.put((subject, schema), schema_id)
+            self._registered.put(key, schema_id)
         return schema_id
 
     def lookup_schema(self, subject: str, schema: Schema) -> RegisteredSchema:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import ssl
 import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -54,14 +56,30 @@ class RestClient:
         timeout = httpx.Timeout(
             settings["http.read.timeout.ms"] / 1000, connect=settings["http.connect.timeout.ms"] / 1000
         )
-        self._http = httpx.Client(
-            verify=tls, auth=_basic_auth(settings, of_url), headers=_headers(settings), timeout=timeout
+        self._connect = partial(
+            httpx.Client,
+            verify=tls,
+            auth=_basic_auth(settings, of_url),
+            headers=_headers(settings),
+            timeout=timeout,
         )
+        # The connections by process id. Processes that share a connection after a fork could take each
+        # other's responses, which have no id of their request. Guard:
+        # test_a_forked_process_opens_a_connection_of_its_own.
+        self._clients = {os.getpid(): self._connect()}
 
     def close(self) -> None:
         """Close the connections, and end the pauses between retries."""
         self._closed.set()
-        self._http.close()
+        client = self._clients.get(os.getpid())
+        if client is not None:
+            client.close()
+
+    def _client(self) -> httpx.Client:
+        """Return the connections of this process."""
+        process_id = os.getpid()
+        client = self._clients.get(process_id)
+        return client or self._clients.setdefault(process_id, self._connect())
 
     def call(self, request: Request) -> Any:
         """Return the JSON value of a successful response.
@@ -92,7 +110,7 @@ class RestClient:
     def _once(self, url: str, request: Request, deadline_ns: int) -> Any:
         content = None if request.body is None else json.dumps(request.body).encode()
         try:
-            with self._http.stream(request.method, url, content=content) as response:
+            with self._client().stream(request.method, url, content=content) as response:
                 status, data = response.status_code, self._read(response, url, request, deadline_ns)
         # RuntimeError: another thread closed the client.
         except (httpx.HTTPError, httpx.InvalidURL, RuntimeError, OSError) as error:
