@@ -20,9 +20,16 @@ from support.consumer_core import (
 )
 
 from oncelog.client.consumer.list_offsets import OffsetAt
-from oncelog.errors import CorruptMessage, MisuseError, OffsetOutOfRange, TopicAuthorizationFailed
+from oncelog.errors import (
+    CorruptMessage,
+    MisuseError,
+    OffsetOutOfRange,
+    TopicAuthorizationFailed,
+    UnknownServerError,
+)
 from oncelog.wire.batch import stamp
 from oncelog.wire.control import encode_end_marker
+from oncelog.wire.messages import FetchResponse
 
 
 def test_records_come_in_order_and_the_position_follows() -> None:
@@ -202,12 +209,37 @@ def test_a_reset_that_a_seek_overtook_is_void() -> None:
     assert consumer.position(T0) == 9
 
 
-@pytest.mark.parametrize("code", [3, 5, 6, 9, 56, 74, 75])
+@pytest.mark.parametrize("code", [-1, 3, 5, 6, 9, 56, 74, 75, 78, 100, 103])
 def test_answers_that_mean_another_leader_are_not_errors(code: int) -> None:
     consumer, call = started()
     assert consumer.on_response(call, answer((T0, b""), error=code), 1.0, 0) == [T0]
     consumer.raise_error()
     assert asked_offset(only_call(consumer)) == 0
+
+
+def refused(code: int, *, is_whole: bool) -> FetchResponse:
+    """Return the response of a broker that refuses a partition, or the whole fetch."""
+    response = answer((T0, b""), error=code)
+    response.error_code = code if is_whole else 0
+    return response
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_an_unknown_error_of_the_broker_is_raised_only_if_it_lasts(is_whole: bool) -> None:
+    """R1403: poll raised the first one, and a processing loop ended."""
+    consumer, call = started()
+    failure = refused(UnknownServerError.code, is_whole=is_whole)
+    for now_ms in (0, 29_999):
+        assert consumer.on_response(call, failure, 1.0, now_ms) == [T0]
+        consumer.raise_error()
+        call = only_call(consumer)
+    assert consumer.on_response(call, answer((T0, b"")), 1.0, 30_000) == []
+    for now_ms in (40_000, 69_999):
+        assert consumer.on_response(only_call(consumer), failure, 1.0, now_ms) == [T0]
+        consumer.raise_error()
+    assert consumer.on_response(only_call(consumer), failure, 1.0, 70_000) == []
+    with pytest.raises(UnknownServerError):
+        consumer.raise_error()
 
 
 def test_other_errors_reach_the_application_typed() -> None:

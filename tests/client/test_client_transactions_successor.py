@@ -8,15 +8,22 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import pytest
 from support.broker import RawClient
 from support.servers import bootstrap_servers
-from support.topics import new_topic, producer_of, requests
+from support.topics import new_topic, producer_of, requests, values
 from support.wait import JumpingClock, pass_time, wait_until
 
 from oncelog import Admin, Broker, Producer, TopicPartition
-from oncelog.errors import ConcurrentTransactions, InvalidProducerIdMapping, ProducerFenced
+from oncelog.client.connection.core import ConnectionCore
+from oncelog.errors import (
+    ConcurrentTransactions,
+    InvalidProducerIdMapping,
+    ProducerFenced,
+    UnsupportedVersion,
+)
 from oncelog.limits import Limits
 from oncelog.rules.transactions.entry import EXHAUSTED_EPOCH
 from oncelog.server.embedded import recover_node
@@ -120,6 +127,39 @@ def test_an_abort_at_the_last_epoch_does_not_abort_the_successors_transaction(
         with pytest.raises(ProducerFenced):
             first.abort_transaction()
         second.commit_transaction()
+
+
+def test_an_expired_id_is_used_again_on_brokers_that_describe_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1402: brokers before Kafka 3.0 have no DescribeTransactions, and the abort failed the producer."""
+    version_for = ConnectionCore.version_for
+
+    def old_version_for(core: ConnectionCore, api: Any, *limits: int | None) -> int:
+        if api.name == "DescribeTransactions":
+            raise UnsupportedVersion("this broker is old")
+        return version_for(core, api, *limits)
+
+    config = {
+        "oncelog.transaction.version": 0,
+        "transactional.id.expiration.ms": 1_000,
+        "transaction.remove.expired.transaction.cleanup.interval.ms": 50,
+    }
+    with (
+        Broker(config=config) as broker,
+        Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin,
+        producer_of(broker.bootstrap_servers, transactional_id="x") as producer,
+    ):
+        topic = new_topic(broker.bootstrap_servers)
+        producer.init_transactions()
+        wait_until(lambda: not admin.list_transactions())
+        monkeypatch.setattr(ConnectionCore, "version_for", old_version_for)
+        producer.begin_transaction()
+        producer.send(topic, b"lost")
+        with pytest.raises(InvalidProducerIdMapping):
+            producer.commit_transaction()
+        producer.abort_transaction()
+        with producer.transaction():
+            producer.send(topic, b"stored")
+        assert values(broker.bootstrap_servers, topic) == [b"stored"]
 
 
 def test_a_producer_that_another_request_fails_raises_the_error_of_that_request(classic: str) -> None:

@@ -35,14 +35,18 @@ from oncelog.client.consumer.list_offsets import OffsetAt
 from oncelog.errors import (
     BrokerError,
     FencedLeaderEpoch,
+    InconsistentTopicId,
     KafkaStorageError,
     LeaderNotAvailable,
     MisuseError,
     NotLeaderOrFollower,
+    OffsetNotAvailable,
     OffsetOutOfRange,
     OncelogError,
     ReplicaNotAvailable,
     UnknownLeaderEpoch,
+    UnknownServerError,
+    UnknownTopicId,
     UnknownTopicOrPartition,
     error_for_code,
 )
@@ -60,9 +64,12 @@ _STALE_LEADER = {
         FencedLeaderEpoch,
         UnknownLeaderEpoch,
         KafkaStorageError,
+        OffsetNotAvailable,
+        UnknownTopicId,
+        InconsistentTopicId,
     )
 }
-"""Error codes after which the leader must be looked up again."""
+"""Error codes after which the leader must be looked up again. Source: Kafka's FetchCollector."""
 
 FETCH_CONNECTIONS_PER_BROKER = 2
 """The maximum number of fetches in flight to one broker."""
@@ -94,6 +101,8 @@ class PartitionState:
     # True if the broker has no record at `fetch_offset`, and earlier records are still undelivered. After
     # their delivery the partition is fetched again.
     is_out_of_range: bool = False
+    # The time in ms since which every fetch has failed with UNKNOWN_SERVER_ERROR.
+    failing_since_ms: float | None = None
     completed_fetches: deque[CompletedFetch] = field(default_factory=deque)
     high_watermark: int | None = None
     last_stable_offset: int | None = None
@@ -158,6 +167,7 @@ class ConsumerCore:
         self.metrics = ConsumerMetrics()
         self.delivery = DeliveryBuffer()
         self._reset_policy: Literal["earliest", "latest", "none"] = settings["auto.offset.reset"]
+        self._request_timeout_ms: int = settings["request.timeout.ms"]
         self._states: dict[TopicPartition, PartitionState] = {}
         # Fetches in flight by broker id and connection number.
         self._in_flight: dict[tuple[int, int], FetchCall] = {}
@@ -381,8 +391,7 @@ class ConsumerCore:
         """Process a response; return the partitions whose leader must be looked up again."""
         self._in_flight.pop((call.node_id, call.connection), None)
         if response.error_code:
-            self.note_error(error_for_code(response.error_code, f"fetch from broker {call.node_id}"))
-            return []
+            return self._on_refused(call, response.error_code, now_ms)
         stale, size_bytes = [], 0
         for fetched in fetched_partitions(response):
             fetch_offset, generation = call.expected.get(fetched.tp, (0, None))
@@ -390,10 +399,34 @@ class ConsumerCore:
             if state is None:
                 continue
             size_bytes += len(fetched.records)
-            if self._take(fetched, state, fetch_offset):
+            if self._take(fetched, state, fetch_offset, now_ms):
                 stale.append(fetched.tp)
         self.metrics.on_fetch(latency_ms, size_bytes, now_ms)
         return stale
+
+    def _on_refused(self, call: FetchCall, code: int, now_ms: float) -> list[TopicPartition]:
+        """Process the error of a whole fetch; return the partitions whose leader must be looked up again."""
+        states = {tp: self._states[tp] for tp in call.expected if self._is_expected(call, tp)}
+        if all([self._is_repeated(state, code, now_ms) for state in states.values()]):
+            return list(states)
+        self.note_error(error_for_code(code, f"fetch from broker {call.node_id}"))
+        return []
+
+    def _is_repeated(self, state: PartitionState, code: int, now_ms: float) -> bool:
+        """Return True if a fetch with this error is repeated, instead of raising the error.
+
+        UNKNOWN_SERVER_ERROR is repeated for request.timeout.ms: the broker may have failed to read a segment
+        from remote storage. Java repeats it without a limit. Guard:
+        test_an_unknown_error_of_the_broker_is_raised_only_if_it_lasts.
+        """
+        if code != UnknownServerError.code:
+            return code in _STALE_LEADER
+        if state.failing_since_ms is None:
+            state.failing_since_ms = now_ms
+        if now_ms - state.failing_since_ms < self._request_timeout_ms:
+            return True
+        state.failing_since_ms = None
+        return False
 
     def on_failure(self, call: FetchCall) -> list[TopicPartition]:
         """Process a fetch that failed; return the partitions whose leader must be looked up again."""
@@ -405,12 +438,15 @@ class ConsumerCore:
         if self._in_flight.get((call.node_id, call.connection)) is call:
             del self._in_flight[call.node_id, call.connection]
 
-    def _take(self, fetched: FetchedPartition, state: PartitionState, fetch_offset: int) -> bool:
+    def _take(
+        self, fetched: FetchedPartition, state: PartitionState, fetch_offset: int, now_ms: float
+    ) -> bool:
         """Buffer a partition's fetched data or its error; return True if its leader must be looked up
         again.
         """
-        if fetched.error_code in _STALE_LEADER:
+        if self._is_repeated(state, fetched.error_code, now_ms):
             return True
+        state.failing_since_ms = None
         if fetched.error_code:
             self._take_error(fetched, state, fetch_offset)
             return False

@@ -30,6 +30,7 @@ from oncelog.errors import (
     OffsetOutOfRange,
     OncelogError,
     TimedOut,
+    UnknownServerError,
     error_for_code,
 )
 from oncelog.settings import Settings
@@ -119,7 +120,10 @@ class RangeFetcher:
                 # damaged, and each reader would wait for request.timeout.ms. Kafka's consumer also raises it
                 # immediately. Guard: test_a_damaged_partition_is_asked_once.
                 is_damaged = isinstance(error, CorruptMessage)
-                is_final = is_damaged or (isinstance(error, BrokerError) and not error.retriable)
+                # The broker may have failed to read a segment from remote storage. Java's consumer repeats
+                # UNKNOWN_SERVER_ERROR, too.
+                is_lasting = isinstance(error, BrokerError) and not error.retriable
+                is_final = is_damaged or (is_lasting and not isinstance(error, UnknownServerError))
                 pause_ms = cluster.retry_pause_ms(attempt)
                 if is_final or cluster.now_ms() + pause_ms > deadline_ms:
                     raise

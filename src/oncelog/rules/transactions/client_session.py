@@ -63,6 +63,7 @@ from oncelog.errors import (
     UnknownProducerId,
     UnknownServerError,
     UnknownTopicOrPartition,
+    UnsupportedVersion,
 )
 from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.rules.transactions.entry import EXHAUSTED_EPOCH
@@ -312,10 +313,12 @@ DESCRIBE = RequestKind(
     {
         TransactionalIdAuthorizationFailed.code: ErrorAction.RAISE,
         TransactionalIdNotFound.code: ErrorAction.RAISE,
+        # Brokers before Kafka 3.0. Guard: test_an_expired_id_is_used_again_on_brokers_that_describe_none.
+        UnsupportedVersion.code: ErrorAction.RAISE,
     },
 )
-"""DescribeTransactions for the transactional id. If permission is missing or the id is unknown, the caller
-decides.
+"""DescribeTransactions for the transactional id. The caller decides if permission is missing, the id is
+unknown, or the broker does not know the request.
 """
 
 UNKNOWN_TOPIC_PATIENCE_MS = 3_000
