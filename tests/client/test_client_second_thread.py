@@ -14,6 +14,7 @@ from support.wait import attempts, hang, wait_until
 
 from oncelog import Consumer, Producer, TopicPartition
 from oncelog.aio import Consumer as AsyncConsumer
+from oncelog.aio import Producer as AsyncProducer
 from oncelog.errors import MisuseError
 from oncelog.runtime.loop_thread import LoopThread, result_of
 
@@ -365,5 +366,63 @@ def test_a_callback_of_an_asyncio_consumer_can_close_it_at_once(ours: str, group
         consumer.subscribe(new_topic(ours), on_assigned=assigned)
         with pytest.raises(MisuseError):
             await consumer.poll(60)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("end", [Consumer.close, Consumer.unsubscribe], ids=["close", "unsubscribe"])
+def test_nothing_is_delivered_once_close_has_begun(
+    ours: str, group: str, end: Callable[[Consumer], None]
+) -> None:
+    """R1404: a thread that continued to poll got records that the last commit excluded. They came again."""
+    topic, late, refused = new_topic(ours), list[object](), list[MisuseError]()
+    with Producer({"bootstrap.servers": ours}) as producer:
+        producer.send_many(topic, [b"1", b"2", b"3"]).result(30)
+    settings = {"bootstrap.servers": ours, "group.id": group, "auto.offset.reset": "earliest"}
+    consumer = Consumer(settings)
+    records = iter(consumer)
+
+    def revoked(_: list[TopicPartition]) -> None:
+        """Read as another thread does that has not noticed the end."""
+        for read in (lambda: next(records, None), lambda: consumer.poll(30), lambda: consumer.poll_arrow(30)):
+            try:
+                late.append(read())
+            except MisuseError as error:
+                refused.append(error)
+
+    consumer.subscribe(topic, on_revoked=revoked)
+    assert next(records).value == b"1"
+    end(consumer)
+    assert late == []
+    assert len(refused) == 3
+    with Consumer(settings) as successor:
+        successor.subscribe(topic)
+        assert [next(iter(successor)).value for _ in range(3)] == [b"1", b"2", b"3"]
+    if end is Consumer.unsubscribe:
+        consumer.subscribe(topic)
+        consumer.poll(0)
+        consumer.close()
+
+
+def test_no_task_gets_records_once_close_has_begun(ours: str, group: str) -> None:
+    async def run() -> None:
+        topic, refused = new_topic(ours), list[MisuseError]()
+        async with AsyncProducer({"bootstrap.servers": ours}) as producer:
+            await (await producer.send_many(topic, [b"1", b"2"])).result()
+
+        async def revoked(_: list[TopicPartition]) -> None:
+            for read in (anext(records), consumer.poll(30)):
+                try:
+                    pytest.fail(f"got {await read}")
+                except MisuseError as error:
+                    refused.append(error)
+
+        settings = {"bootstrap.servers": ours, "group.id": group, "auto.offset.reset": "earliest"}
+        consumer = AsyncConsumer(settings)
+        consumer.subscribe(topic, on_revoked=revoked)
+        records = aiter(consumer)
+        assert (await anext(records)).value == b"1"
+        await consumer.close()
+        assert len(refused) == 2
 
     asyncio.run(run())

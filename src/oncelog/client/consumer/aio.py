@@ -44,6 +44,7 @@ from oncelog.types import (
 _LONG_WAIT_SECONDS = 3600.0
 _CALLBACK_MS = 5_000
 
+_LEAVING = "this consumer was closed, or unsubscribed, while it was polled"
 SECOND_POLL = "another thread or task is polling this consumer; use one consumer per thread or task"
 POLL_IN_CALLBACK = (
     "a rebalance callback or a signal handler cannot poll the consumer that it interrupts: return, and the "
@@ -104,6 +105,10 @@ class AsyncConsumer:
         self._earlier_cancels = 0
         # True if `end_polling` has cancelled the step.
         self._is_step_ended = False
+        # True while a close or `unsubscribe` gives up the partitions. Polls are refused then: their records
+        # would come again, because the last commit excludes them. Guard:
+        # test_nothing_is_delivered_once_close_has_begun.
+        self._is_leaving = False
         self._closed = False
 
     @property
@@ -363,11 +368,18 @@ class AsyncConsumer:
                 self._leaving = [group for group in (*self._leaving, self._group) if not group.has_left]
             self._group, self._subscription = None, Subscription()
             self._core.assign([])
+            self._is_leaving = False
+            self._core.delivery.set_held(False)
 
     async def prepare_to_leave(self) -> Rebalance | None:
         """Commit if enable.auto.commit is set, and return the Rebalance to pass to the rebalance callback.
         Return None if no callback is needed. See GroupSession.prepare_to_leave.
+
+        From now on, polls raise MisuseError and nothing is delivered.
         """
+        self._is_leaving = True
+        self._core.delivery.set_held(True)
+        await self.end_polling()
         return await self._group.prepare_to_leave() if self._group is not None else None
 
     async def _notify_of_leaving(self) -> None:
@@ -574,6 +586,8 @@ class AsyncConsumer:
         await self._until_interrupted_poll_ends()
         if self._step_task is not None:
             raise MisuseError(SECOND_POLL)
+        if self._is_leaving and not self._closed:
+            raise MisuseError(_LEAVING)
         self._step_task = task = asyncio.current_task()
         assert task is not None
         self._earlier_cancels = task.cancelling()
@@ -583,7 +597,7 @@ class AsyncConsumer:
             return await self._poll_step(deadline_ms, prepare, next_row)
         except asyncio.CancelledError:
             if self._is_step_ended and task.uncancel() <= self._earlier_cancels:
-                raise MisuseError("this consumer was closed, or unsubscribed, while it was polled") from None
+                raise MisuseError(_LEAVING) from None
             raise
         finally:
             self._activity.leave(self._now_ms())

@@ -50,6 +50,7 @@ class DeliveryBuffer:
         self._runs: dict[TopicPartition, Run] = {}
         self._columns: Columns | None = None
         self._paused: set[TopicPartition] = set()
+        self._is_held = False
         # The run that `next_record` reads from; None after any other change of the buffer.
         self._current: Run | None = None
         # The run of the record that the application's `for` loop is processing. That record is the last one
@@ -153,7 +154,7 @@ class DeliveryBuffer:
         room = max_records
         remaining: dict[TopicPartition, Run] = {}
         for tp, run in self._runs.items():
-            if tp in self._paused or room <= 0:
+            if tp in self._paused or room <= 0 or self._is_held:
                 remaining[tp] = run
                 continue
             stop = run.next_index + room
@@ -170,7 +171,7 @@ class DeliveryBuffer:
 
         The records of the returned RecordBatch count as delivered from now on.
         """
-        if not self.has_columns or self._columns is None:
+        if not self.has_columns or self._columns is None or self._is_held:
             return None
         batch = self._columns.batch
         self._columns = None
@@ -223,8 +224,18 @@ class DeliveryBuffer:
         if row is not None and run is not None:
             run.next_index -= 1
 
+    def set_held(self, held: bool) -> None:
+        """Deliver nothing, or deliver records again. Positions stay."""
+        self._is_held = held
+        self._current = None
+
     def _next_run(self) -> Run | None:
-        """Return the first run with undelivered records of a partition that is not paused."""
+        """Return the first run with undelivered records of a partition that is not paused.
+
+        Return None while the buffer is held.
+        """
+        if self._is_held:
+            return None
         for tp, run in self._runs.items():
             if run.next_index < len(run.rows) and tp not in self._paused:
                 return run
