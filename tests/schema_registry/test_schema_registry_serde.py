@@ -8,10 +8,15 @@ import sys
 from contextlib import suppress
 from datetime import UTC, datetime
 from decimal import Decimal
+from itertools import combinations
 from typing import Any
 
 import pytest
 from google.protobuf import any_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft7Validator
+from jsonschema._utils import equal, unbool
 from support.schema_registry import Registry
 from support.schemas import ORDER, ORDER_JSON, ORDER_ROW, protobuf_classes
 
@@ -28,6 +33,7 @@ from oncelog.schema_registry import (
     Schema,
     SchemaReference,
     SchemaRegistryClient,
+    bounded_validator,
     to_json,
 )
 from oncelog.schema_registry.avro import MAX_DECIMAL_BYTES, has_endless_arrays, is_recursive, parse_avro
@@ -539,6 +545,56 @@ def test_only_schemas_that_contain_themselves_are_recursive(client: SchemaRegist
         text for text in (*FINITE, LINKS, MUTUAL, TWICE) if is_recursive(parse_avro(client, Schema(text)))
     ]
     assert recursive == [FINITE[-1], LINKS, MUTUAL]
+
+
+def doubling(levels: int, part: dict[str, Any]) -> str:
+    """Return a JSON Schema with twice as many checks for each level."""
+    twice: list[dict[str, Any]] = [
+        {**part, "allOf": 2 * [{"$ref": f"#/definitions/{level + 1}"}]} for level in range(levels)
+    ]
+    definitions = dict(enumerate([*twice, {"type": "integer"}]))
+    return json.dumps({"definitions": definitions, "allOf": [{"$ref": "#/definitions/0"}]})
+
+
+@pytest.mark.parametrize("part", [{}, {"$schema": "http://json-schema.org/draft-07/schema#"}])
+def test_a_json_value_that_needs_too_many_checks_is_refused(
+    client: SchemaRegistryClient, part: dict[str, Any]
+) -> None:
+    """R1405: the checks of a single number never ended."""
+    few, many = (JsonSerializer(client, Schema(doubling(levels, part), "JSON")) for levels in (4, 60))
+    data = few.serialize("few", 1)
+    assert JsonDeserializer(client).deserialize("few", data) == 1
+    with pytest.raises(SchemaDataError, match="too many checks"):
+        many.serialize("many", 1)
+    schema_id = client.lookup_schema("many-value", Schema(doubling(60, part), "JSON")).id
+    with pytest.raises(SchemaDataError, match="too many checks"):
+        JsonDeserializer(client).deserialize("many", b"\0" + schema_id.to_bytes(4) + b"1")
+
+
+def test_an_array_of_many_unique_objects_is_checked_at_once(client: SchemaRegistryClient) -> None:
+    """R1405: each item was compared with all others, and 4,000 items took a minute."""
+    serializer = JsonSerializer(client, '{"type": "array", "uniqueItems": true}')
+    items: list[Any] = [{"number": number} for number in range(50_000)]
+    assert serializer.serialize("unique", items)
+    with pytest.raises(SchemaDataError, match="non-unique"):
+        serializer.serialize("unique", [*items, {"number": 7}])
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from([0.0, 1.0, -1.5, "", "1", "0"])
+JSON_VALUES = st.recursive(
+    SCALARS,
+    lambda part: st.lists(part, max_size=3) | st.dictionaries(st.sampled_from("ab"), part, max_size=2),
+    max_leaves=4,
+)
+
+
+@given(st.lists(JSON_VALUES, max_size=4))
+def test_unique_items_are_those_of_jsonschema(items: list[Any]) -> None:
+    schema = {"uniqueItems": True}
+    bounded_validator._BUDGET.left = 1
+    assert bounded_validator.bounded(Draft7Validator)(schema).is_valid(items) == all(
+        not equal(unbool(first), unbool(second)) for first, second in combinations(items, 2)
+    )
 
 
 DECIMAL = '{"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}'

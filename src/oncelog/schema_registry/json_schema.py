@@ -19,11 +19,13 @@ try:
     from jsonschema_specifications import REGISTRY
     from referencing import Resource
     from referencing.jsonschema import DRAFT7
+
+    from oncelog.schema_registry.bounded_validator import check_schema, checker
 except ImportError as error:
     raise MissingDependency(f"{error.name} is missing: pip install 'oncelog[schema-registry]'") from None
 
-Check = Callable[[Any], None]
-"""Raises an exception for a value that does not fit its schema."""
+Check = Callable[[Any, int], None]
+"""Raises an exception for a value that does not fit its schema. The number is the size of its JSON text."""
 
 
 class JsonSerializer(SchemaSerializer):
@@ -68,9 +70,10 @@ def json_encoder(registry: SchemaRegistryClient, schema: Schema, *, is_checked: 
     check = _check_of(registry, schema) if is_checked else None
 
     def encode(value: Any) -> bytes:
+        data = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False).encode()
         if check is not None:
-            check(value)
-        return json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False).encode()
+            check(value, len(data))
+        return data
 
     return encode
 
@@ -83,7 +86,7 @@ def json_decoder(registry: SchemaRegistryClient, schema_id: int, *, is_checked: 
     def decode(data: bytes) -> Any:
         value = json.loads(bytes(data[HEADER_BYTES:]))
         if check is not None:
-            check(value)
+            check(value, len(data))
         return value
 
     return decode
@@ -98,11 +101,10 @@ def _check_of(registry: SchemaRegistryClient, schema: Schema, schema_id: int | N
         known = known.with_resource(name, Resource.from_contents(contents, default_specification=DRAFT7))
     kind = validator_for(declared, default=Draft7Validator)
     try:
-        kind.check_schema(declared)
+        check_schema(kind, declared)
     except Exception as error:
         raise _invalid(schema_id, error) from error
-    validate: Check = kind(declared, registry=known).validate
-    return validate
+    return checker(kind, declared, known)
 
 
 def _declared(schema: Schema, schema_id: int | None = None) -> Any:
