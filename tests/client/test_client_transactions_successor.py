@@ -22,6 +22,7 @@ from oncelog.errors import (
     ConcurrentTransactions,
     InvalidProducerIdMapping,
     ProducerFenced,
+    TimedOut,
     UnsupportedVersion,
 )
 from oncelog.limits import Limits
@@ -127,6 +128,34 @@ def test_an_abort_at_the_last_epoch_does_not_abort_the_successors_transaction(
         with pytest.raises(ProducerFenced):
             first.abort_transaction()
         second.commit_transaction()
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_an_abort_of_nothing_does_not_abort_the_successors_transaction(
+    monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    """R1406: no record was sent, so no EndTxn was refused, and InitProducerId ended the other transaction."""
+    with (
+        Broker(config={"oncelog.transaction.version": version}) as broker,
+        producer_of(
+            broker.bootstrap_servers, transactional_id="x", request_timeout_ms=500, delivery_timeout_ms=500
+        ) as first,
+        producer_of(broker.bootstrap_servers, transactional_id="x") as second,
+    ):
+        topic = new_topic(broker.bootstrap_servers)
+        first.init_transactions()
+        first._look_up_topic(topic)
+        first.begin_transaction()
+        with monkeypatch.context() as patched:  # a partition without a leader
+            patched.setattr(first._driver.core.metadata, "leader_of", lambda tp: None)
+            assert isinstance(first.send(topic, b"first").exception(60), TimedOut)
+        second.init_transactions()
+        second.begin_transaction()
+        second.send(topic, b"second").result(60)
+        with pytest.raises(ProducerFenced):
+            first.abort_transaction()
+        second.commit_transaction()
+        assert values(broker.bootstrap_servers, topic) == [b"second"]
 
 
 def test_an_expired_id_is_used_again_on_brokers_that_describe_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -323,10 +323,13 @@ class TransactionManager:
             # Offsets that were sent without a response may arrive late. A new epoch keeps them out of the
             # next transaction.
             self._transaction.is_epoch_spent = True
+        shows_successor = self._transaction.has_begun or self._transaction.may_have_begun
         identity = await self._end_aborted(deadline_ms)
         # The transaction has ended. If the next request times out, a repeated abort must not end it again.
         self._transaction.forget_parts()
         if identity is None and self._transaction.is_epoch_spent:
+            if not shows_successor:
+                await self._check_no_successor(deadline_ms)
             identity = await self._new_epoch(self._core.identity, deadline_ms)
         with self._driver.lock:
             self._core.on_transaction_ended(identity)
@@ -419,9 +422,23 @@ class TransactionManager:
         entry, identity = await self._describe_own_entry(deadline_ms), self._core.identity
         assert identity is not None
         if entry is not None and entry.identity.producer_id != identity.producer_id:
-            fenced = ProducerFenced("the transactional id has another producer id")
-            self._give_up(fenced, ErrorAction.FAIL_PRODUCER)
-            raise fenced from error
+            raise self._fenced("the transactional id has another producer id") from error
+
+    async def _check_no_successor(self, deadline_ms: float) -> None:
+        """Fail the producer if another one has an open transaction under its transactional id.
+
+        Call it before an InitProducerId that follows no EndTxn, which would be refused. Guard:
+        test_an_abort_of_nothing_does_not_abort_the_successors_transaction.
+        """
+        entry, identity = await self._describe_own_entry(deadline_ms), self._core.identity
+        assert identity is not None
+        if entry is not None and entry.is_open_elsewhere(identity):
+            raise self._fenced("another producer has an open transaction under the transactional id")
+
+    def _fenced(self, text: str) -> ProducerFenced:
+        fenced = ProducerFenced(text)
+        self._give_up(fenced, ErrorAction.FAIL_PRODUCER)
+        return fenced
 
     async def _abort_own_epoch(self, deadline_ms: float) -> ProducerIdAndEpoch | None:
         """Abort a transaction whose epoch no other transaction uses.

@@ -352,7 +352,7 @@ def error_action(kind: RequestKind, error: OncelogError, waited_ms: float = 0) -
 
 
 _PREPARED = ("PrepareCommit", "PrepareAbort")
-_COMPLETED_ABORT = "CompleteAbort"
+_ONGOING, _COMPLETED_ABORT = "Ongoing", "CompleteAbort"
 _ABORTED = ("PrepareEpochFence", "PrepareAbort", _COMPLETED_ABORT)
 
 
@@ -371,6 +371,14 @@ class CoordinatorEntry(NamedTuple):
         written.
         """
         return self.state == _COMPLETED_ABORT
+
+    def is_open_elsewhere(self, ours: ProducerIdAndEpoch) -> bool:
+        """Return True if a producer with another id or epoch has an open transaction.
+
+        InitProducerId would abort that transaction, even under an older epoch. Source: kafka
+        TransactionCoordinator.prepareInitProducerIdTransit.
+        """
+        return self.state == _ONGOING and self.identity != ours
 
 
 def fenced_abort_action(
