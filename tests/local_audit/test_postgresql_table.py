@@ -51,10 +51,48 @@ def test_another_url_is_refused(url: str) -> None:
         ("postgresql://h/d?user=ann&password=secret&x=y", "postgresql://h/d?user=ann&password=***&x=y"),
         ("jdbc:mysql://h/d?PASSWORD=secret failed", "jdbc:mysql://h/d?PASSWORD=*** failed"),
         ("no login: a@b", "no login: a@b"),
+        ("at mysql://ann:se/c@ret@h/d: a@b", "at mysql://***@h/d: a@b"),
     ],
 )
 def test_logins_are_masked(text: str, shown: str) -> None:
     assert without_login(text) == shown
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "ann:s3/cret@h:5432/d?table=t",
+        "ann:12/34@h:5432/d?table=t",
+        "ann:s3?cret@h:5432/d?table=t",
+        "ann:s3@cret@h:5432/d?table=t",
+        "h/d?user=ann&password=s3&cret&table=t",
+        "h/d?user=ann&password=s3 cret&table=t",
+        "h/d?user=ann&pass%77ord=s3cret",
+    ],
+)
+def test_a_url_with_a_password_that_is_not_encoded_is_refused(rest: str) -> None:
+    """Libpq would quote the part that it takes for a port, and no part of such a URL is shown."""
+    with pytest.raises(ConfigError, match=r"cannot be parsed: .* percent-encoded") as raised:
+        parse_database(f"jdbc:postgresql://{rest}")
+    for part in ("s3", "cret", "34", "ann:"):
+        assert part not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "h",
+        "h:1,h2,[::1]:2/d",
+        ":5432/",
+        "/d?user=ann@site&&ssl=a?b",
+        "%2Frun%2Fpg/d?",
+        "ann@h",
+        "ann:a#:b%2F@h/d",
+        "h?table=a b",
+    ],
+)
+def test_a_url_may_have_all_that_libpq_knows(rest: str) -> None:
+    assert parse_database(f"jdbc:postgresql://{rest}").uri.startswith("postgresql://")
 
 
 @pytest.mark.parametrize("login", ["ann:s%2Fcret@h/d", "h/d?user=ann&password=s%2Fcret"])
@@ -128,6 +166,39 @@ def test_a_table_is_named_as_in_sql(broker: oncelog.Broker, topic: str, postgres
     assert row_count("%22My%20%22%22table%22%22%22") == 5
     assert row_count("HALF") == row_count("half") == 3
     assert row_count("parts") == 5
+
+
+def test_rows_that_a_policy_hides_are_an_error(
+    broker: oncelog.Broker, topic: str, postgresql: PostgresqlServer
+) -> None:
+    schema = postgresql.new_schema()
+    postgresql.ingest(schema, "orders", rows(0, 1, 2, 3, 4, 4))
+    postgresql.execute(
+        f"CREATE ROLE {schema} LOGIN PASSWORD 'pw'",
+        f"GRANT USAGE ON SCHEMA {schema} TO {schema}",
+        f"GRANT SELECT ON {schema}.orders TO {schema}",
+        f"ALTER TABLE {schema}.orders ENABLE ROW LEVEL SECURITY",
+        f"""CREATE POLICY five_rows ON {schema}.orders USING (ctid < '(0,6)')""",
+    )
+    place = f"{postgresql.url}&table={schema}.orders"
+    assert audit_table(broker.bootstrap_servers, topic, place).verdict == "violated"
+    as_another_user = f"{place}&user={schema}&password=pw"
+    with pytest.raises(StorageError, match="would be affected by row-level security policy"):
+        audit_table(broker.bootstrap_servers, topic, as_another_user)
+
+
+def test_the_blanks_behind_a_char_are_no_part_of_it(
+    broker: oncelog.Broker, topic: str, postgresql: PostgresqlServer
+) -> None:
+    schema = postgresql.new_schema()
+    columns = '(topic char(20), "partition" int, "offset" bigint, key char(4))'
+    values = ", ".join(f"('payments', 0, {n}, 'k{n}')" for n in range(5))
+    postgresql.execute(
+        f"CREATE TABLE {schema}.orders {columns}", f"INSERT INTO {schema}.orders VALUES {values}"
+    )
+    place = f"{postgresql.url}&table={schema}.orders"
+    for by_key in (False, True):
+        assert audit_table(broker.bootstrap_servers, topic, place, by_key=by_key).findings == ()
 
 
 def test_a_table_that_cannot_be_read_is_a_plain_error_without_a_password(

@@ -236,9 +236,17 @@ def _data_files(system: fs.FileSystem, root: str, path: str) -> list[str]:
     """Return the paths of a table's data files, relative to the table's directory. Raises ConfigError for a
     Delta Lake or Iceberg table.
     """
-    found = system.get_file_info(fs.FileSelector(root, recursive=True))
+    # Read Spark's log first, because every file in it exists when the directory is listed later. Guard:
+    # test_a_file_that_is_committed_meanwhile_is_no_error.
+    log = _spark_log(system, root)
+    # Directories such as Spark's `_temporary` may vanish while they are listed.
+    everything = fs.FileSelector(root, recursive=True, allow_not_found=True)
+    found = system.get_file_info(everything)
     names = [info.path[len(root) :].lstrip("/") for info in found if info.type is fs.FileType.File]
     first = {name.partition("/")[0] for name in names}
+    if log is None and _SPARK_LOG in first:
+        # Spark has just committed its first micro-batch.
+        return _data_files(system, root, path)
     if "_delta_log" in first:
         raise ConfigError(
             f"{path} is a Delta Lake table, whose files alone are not the table: use delta:{path}"
@@ -248,7 +256,7 @@ def _data_files(system: fs.FileSystem, root: str, path: str) -> list[str]:
             f"{path} is an Iceberg table, whose files alone are not the table: use iceberg:NAME"
         )
     data = sorted(name for name in names if not any(map(_is_hidden, name.split("/"))))
-    return _committed(system, root, data) if _SPARK_LOG in first else data
+    return data if log is None else _committed(log, root, data)
 
 
 def _is_hidden(part: str) -> bool:
@@ -259,33 +267,45 @@ def _is_hidden(part: str) -> bool:
     return (part[0] == "_" and "=" not in part) or part[0] == "." or part.endswith("._COPYING_")
 
 
-def _committed(system: fs.FileSystem, root: str, names: Sequence[str]) -> list[str]:
-    """Return those of the files that are in the log of Spark's file sink. The others were left by failed
-    tasks.
+def _spark_log(system: fs.FileSystem, root: str) -> list[dict[str, str]] | None:
+    """Return the entries of the log of Spark's file sink, in their order. Return None if there is no log.
+
+    Raises StorageError if an entry of the log cannot be read.
     """
+    directory = f"{root}/{_SPARK_LOG}"
+    infos = system.get_file_info(fs.FileSelector(directory, allow_not_found=True))
     log = {
         int(info.base_name.partition(".")[0]): info
-        for info in sorted(
-            system.get_file_info(fs.FileSelector(f"{root}/{_SPARK_LOG}")),
-            key=lambda info: len(info.base_name),
-        )
+        for info in sorted(infos, key=lambda info: len(info.base_name))
         if info.base_name.partition(".")[0].isdecimal()
     }
+    if not infos:
+        return None
     compacted = [number for number, info in log.items() if info.base_name.endswith(".compact")]
-    present = set(names)
-    committed: set[str] = set()
+    entries: list[dict[str, str]] = []
     for number in sorted(log):
         if number < max(compacted, default=0):
             continue
-        with system.open_input_stream(log[number].path) as stream:
+        # Spark removes old entries after a compaction.
+        with reading(directory), system.open_input_stream(log[number].path) as stream:
             lines = stream.read().decode().splitlines()[1:]
-        for entry in map(json.loads, filter(None, lines)):
-            parts = PurePosixPath(unquote(urlsplit(entry["path"]).path)).parts
-            tails = ("/".join(parts[index:]) for index in range(len(parts)))
-            name = next((tail for tail in tails if tail in present), None)
-            if name is None:
-                raise StorageError(f"{root}: {entry['path']} is in {_SPARK_LOG}, but does not exist")
-            (committed.discard if entry["action"] == "delete" else committed.add)(name)
+        entries += map(json.loads, filter(None, lines))
+    return entries
+
+
+def _committed(log: Sequence[Mapping[str, str]], root: str, names: Sequence[str]) -> list[str]:
+    """Return those of the files that are in the log of Spark's file sink. The others were left by failed
+    tasks.
+    """
+    present = set(names)
+    committed: set[str] = set()
+    for entry in log:
+        parts = PurePosixPath(unquote(urlsplit(entry["path"]).path)).parts
+        tails = ("/".join(parts[index:]) for index in range(len(parts)))
+        name = next((tail for tail in tails if tail in present), None)
+        if name is None:
+            raise StorageError(f"{root}: {entry['path']} is in {_SPARK_LOG}, but does not exist")
+        (committed.discard if entry["action"] == "delete" else committed.add)(name)
     return sorted(committed)
 
 

@@ -11,17 +11,29 @@ masked the password.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from oncelog.errors import ConfigError, MissingDependency, StorageError
 from oncelog.local_audit.tables.arrow_files import ArrowTable, DataFile
-from oncelog.local_audit.tables.table import POSTGRESQL_URL, Columns, without_login
+from oncelog.local_audit.tables.table import POSTGRESQL_URL, Columns, kind_of_url, without_login
 
 _PREFIX = "jdbc:postgresql://"
+_URL = re.compile(
+    r"jdbc:postgresql://"
+    r"([^/?@\s:]*(:[^/?@\s]*)?@)?"  # user and password
+    r"(\[[^]]*\]|[^/?@\s:,[\]]*)(:\d*)?(,(\[[^]]*\]|[^/?@\s:,[\]]*)(:\d*)?)*"  # hosts and ports
+    r"(/[^/?@\s]*)?"  # database
+    r"(\?(table=[^&]*|[^=&?@%\s]+=[^&\s]*)?(&(table=[^&]*|[^=&?@%\s]+=[^&\s]*)?)*)?"  # parameters
+)
 _PASSWORDS = re.compile(r"password=([^&\s]+)|://[^/?\s:]*:([^/?\s]+)@")
+_PADDED = """
+SELECT a.attname::text FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+WHERE a.attrelid = to_regclass($1) AND 'bpchar'::regtype IN (t.oid, t.typbasetype)
+"""
+"""The columns of type `char(n)`. PostgreSQL pads their values with blanks, which have no meaning."""
 _BATCH_OPTIONS = {"adbc.postgresql.batch_size_hint_bytes": str(4 << 20)}
 """ADBC's default of 16 MB would be several hundred thousand rows."""
 
@@ -43,9 +55,19 @@ class Database(NamedTuple):
 
 
 def parse_database(url: str) -> Database:
-    """Return the database of a JDBC URL. Raises ConfigError for a URL of another kind."""
+    """Return the database of a JDBC URL. Raises ConfigError for a URL of another kind.
+
+    A URL that a special character in its password cuts into wrong parts is refused, and no part of it is
+    shown. Libpq would quote such a part, and `hidden` would not know it. Guard:
+    test_a_url_with_a_password_that_is_not_encoded_is_refused.
+    """
     if not url.startswith(_PREFIX):
-        raise ConfigError(f"{without_login(url)!r} is no JDBC URL of PostgreSQL: expected {POSTGRESQL_URL}")
+        raise ConfigError(f"{kind_of_url(url)} is no JDBC URL of PostgreSQL: expected {POSTGRESQL_URL}")
+    if not _URL.fullmatch(url):
+        raise ConfigError(
+            f"this JDBC URL of PostgreSQL cannot be parsed: expected {POSTGRESQL_URL}, with special "
+            "characters of user and password percent-encoded (%2F for /)"
+        )
     base, _, query = url.removeprefix("jdbc:").partition("?")
     table, kept = None, []
     for parameter in filter(None, query.split("&")):
@@ -108,6 +130,9 @@ def open_postgresql(path: str, columns: Columns, topics: Sequence[str]) -> Arrow
     try:
         with sql_errors(database, "cannot read this table"), connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            # With this setting, a row-level security policy that hides rows is an error: without them, the
+            # audit would prove nothing. Guard: test_rows_that_a_policy_hides_are_an_error.
+            cursor.execute("SET row_security = off")
             # PostgreSQL resolves the name: it knows the search path, and which letters are folded.
             cursor.execute("SELECT to_regclass($1)::text", (database.table,))
             ((name,),) = cursor.fetchall()
@@ -115,19 +140,27 @@ def open_postgresql(path: str, columns: Columns, topics: Sequence[str]) -> Arrow
                 raise ConfigError(f"{place}: there is no table {database.table!r}")
             cursor.execute(f"SELECT * FROM {name} LIMIT 0")
             names = [column[0] for column in cursor.description]
+            cursor.execute(_PADDED, (database.table,))
+            padded = {column for (column,) in cursor.fetchall()}
     except BaseException:
         connection.close()
         raise
 
     def data_files() -> Iterator[DataFile]:
-        yield DataFile(name, names, {}, _batches_in(database, connection, name))
+        yield DataFile(name, names, {}, _batches_in(database, connection, name, padded))
 
     return ArrowTable(place, data_files, columns, topics, close=connection.close)
 
 
-def _batches_in(database: Database, connection: Any, name: str) -> Callable[[list[str]], Iterator[Any]]:
+def _batches_in(
+    database: Database, connection: Any, name: str, padded: Collection[str]
+) -> Callable[[list[str]], Iterator[Any]]:
+    def selected(column: str) -> str:
+        # The cast to text removes the blanks.
+        return f"{quoted(column)}::text AS {quoted(column)}" if column in padded else quoted(column)
+
     def batches(names: list[str]) -> Iterator[Any]:
-        query = f"SELECT {', '.join(map(quoted, names))} FROM {name}"
+        query = f"SELECT {', '.join(map(selected, names))} FROM {name}"
         with connection.cursor(adbc_stmt_kwargs=_BATCH_OPTIONS) as cursor:
             with sql_errors(database, "cannot read this table"):
                 cursor.execute(query)

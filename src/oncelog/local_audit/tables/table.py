@@ -52,7 +52,7 @@ def parse_table(text: str) -> tuple[str, str]:
     if kind == "jdbc":
         if not path.startswith("postgresql://"):
             raise ConfigError(
-                f"{without_login(text)}: of the databases behind JDBC, only PostgreSQL can be audited here: "
+                f"{kind_of_url(text)}: of the databases behind JDBC, only PostgreSQL can be audited here: "
                 "read the table with Spark, and use oncelog.spark.audit.audit_table"
             )
         return kind, path
@@ -65,8 +65,18 @@ def parse_table(text: str) -> tuple[str, str]:
 def without_login(text: str) -> str:
     """Return a text in which the user and password of URLs, and each `password=VALUE`, are masked. Guard:
     test_an_error_of_a_catalog_hides_its_password.
+
+    A login ends at the URL's last `@`, because a password may contain `/` or `@`.
     """
-    return re.sub(r"(?i)(password=)[^&\s]+", r"\1***", re.sub(r"://[^/\s]*@", "://***@", text))
+    return re.sub(r"(?i)(password=)[^&\s]+", r"\1***", re.sub(r"://\S*@", "://***@", text))
+
+
+def kind_of_url(url: str) -> str:
+    """Return the beginning of a URL, which says its kind: `jdbc:oracle...`. The rest may have a login in any
+    notation.
+    """
+    found = re.match("(?:jdbc:)?[^:/]*", url)
+    return f"{found[0] if found else ''}..."
 
 
 def topic_column(columns: Columns, present: Sequence[str], topics: Sequence[str], where: str) -> str | None:
