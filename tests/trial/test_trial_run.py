@@ -13,10 +13,13 @@ from support.trial import StandInDriver
 from oncelog import Admin, Broker
 from oncelog.errors import ConfigError
 from oncelog.pipeline.restart_policy import ExitInfo, ExitKind
+from oncelog.testing.proxy.events import Direction, WireEvent
+from oncelog.testing.proxy.events import Outcome as ProduceOutcome
+from oncelog.testing.proxy.txn_messages import TxnRequest
 from oncelog.trial import run
 from oncelog.trial.judgement import Verdict
-from oncelog.trial.plan import TargetKind, choose_cells
-from oncelog.trial.run import MAX_FAILURES, MarkKind, Outcome, Trial, run_cell
+from oncelog.trial.plan import Network, TargetKind, choose_cells
+from oncelog.trial.run import MAX_FAILURES, MarkKind, Outcome, Trial, _Watch, run_cell
 from oncelog.trial.targets import TopicTarget
 
 
@@ -86,6 +89,37 @@ def test_cut_answers_are_named(trial: Trial, monkeypatch: pytest.MonkeyPatch) ->
     outcome = outcome_of("answers-cut", trial, monkeypatch)
     assert outcome.verdict is Verdict.CLEAN, outcome
     assert outcome.detail == "cut: Fetch 1, Produce 1"
+
+
+def produced(topic: str, error_code: int = 0) -> WireEvent:
+    return WireEvent(Direction.RESPONSE, "Produce", outcomes=(ProduceOutcome(topic, 0, error_code, None),))
+
+
+@pytest.mark.behaviour("P7")
+def test_a_record_for_another_topic_is_no_write_to_the_target() -> None:
+    """R1394: such a record counted, so the driver was killed before it wrote rows."""
+    watch = _Watch("target")
+    for event in (produced("announcements"), produced("target", 6), produced("target")):
+        assert watch.writes == 0
+        watch.see(event)
+    assert watch.writes == 1
+    (rule,) = watch.rules(Network.LOSE_ACKNOWLEDGEMENTS)
+    assert rule.matches(produced("target")) and not rule.matches(produced("announcements"))
+    # No record is a write to a directory or database.
+    elsewhere = _Watch(None)
+    elsewhere.see(produced("target"))
+    assert (elsewhere.writes, elsewhere.rules(Network.LOSE_ACKNOWLEDGEMENTS)) == (0, [])
+
+
+def test_only_a_commit_that_succeeded_is_lost() -> None:
+    watch = _Watch("target")
+    (rule,) = watch.rules(Network.LOSE_COMMITS)
+    end = WireEvent(
+        Direction.RESPONSE, "EndTxn", txn=TxnRequest(transactional_id="t", is_commit=True), txn_error_code=0
+    )
+    assert not rule.matches(end)
+    watch.see(produced("target"))
+    assert rule.matches(end) and not rule.matches(replace(end, txn_error_code=15))
 
 
 def test_a_target_that_cannot_be_read_does_not_end_the_trial(

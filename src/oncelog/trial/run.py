@@ -17,6 +17,7 @@ from oncelog.errors import ConfigError, OncelogError, TimedOut
 from oncelog.local_audit.tables.table import without_login
 from oncelog.pipeline.restart_policy import ExitKind
 from oncelog.testing.proxy.events import Direction, Fate, WireEvent
+from oncelog.testing.proxy.events import Outcome as ProduceOutcome
 from oncelog.testing.proxy.proxy import Proxy
 from oncelog.testing.proxy.rules import Action, Rule
 from oncelog.trial.driver import Driver
@@ -156,9 +157,13 @@ def linked_spark_home(directory: Path) -> Path:
 class _Watch:
     """Counts of the messages that passed the proxy since the fault was prepared. The proxy's thread calls
     `see`.
+
+    `topic` is the target if it is a topic. Records for other topics are no writes to the target. Guard:
+    test_a_record_for_another_topic_is_no_write_to_the_target.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, topic: str | None) -> None:
+        self._topic = topic
         self.writes = self.reads_lost = self.commits_lost = 0
         self.cuts: Counter[str] = Counter()
 
@@ -168,22 +173,33 @@ class _Watch:
         if event.fate is Fate.CUT:
             self.cuts[event.api] += 1
         is_lost = event.fate is Fate.DROPPED
-        if event.api == "Produce" and any(outcome.error_code == 0 for outcome in event.outcomes):
+        if event.api == "Produce" and any(self._is_write(outcome) for outcome in event.outcomes):
             self.writes += 1
         elif event.api == "Fetch" and is_lost:
             self.reads_lost += 1
         elif event.api == "EndTxn" and is_lost:
             self.commits_lost += 1
 
+    def _is_write(self, outcome: ProduceOutcome) -> bool:
+        return outcome.topic == self._topic and outcome.error_code == 0
+
     def rules(self, network: Network | None) -> list[Rule]:
-        """Return the proxy's rules that cause a network fault; no rules for None."""
+        """Return the proxy's rules that cause a network fault; no rules for None.
+
+        Only acknowledgements of the target are lost. A pipeline that waits for one of another topic would not
+        reach its write to the target.
+        """
         match network:
             case None:
                 return []
             case Network.LOSE_READS:
                 return [Rule(action=Action.DROP, api="Fetch", direction=Direction.RESPONSE)]
             case Network.LOSE_ACKNOWLEDGEMENTS:
-                return [Rule(action=Action.DROP, api="Produce", direction=Direction.RESPONSE)]
+                if self._topic is None:
+                    return []
+                return [
+                    Rule(action=Action.DROP, api="Produce", direction=Direction.RESPONSE, topic=self._topic)
+                ]
             case Network.LOSE_COMMITS:
                 is_commit = Rule(
                     action=Action.DROP, api="EndTxn", direction=Direction.RESPONSE, match=self._is_commit
@@ -194,7 +210,8 @@ class _Watch:
 
     def _is_commit(self, event: WireEvent) -> bool:
         # Ignore transactions without rows, such as those that store only the pipeline's own state.
-        return self.writes > 0 and event.txn is not None and bool(event.txn.is_commit)
+        is_commit = event.txn is not None and bool(event.txn.is_commit)
+        return is_commit and self.writes > 0 and not event.txn_error_code
 
 
 class _CellRun:
@@ -213,7 +230,7 @@ class _CellRun:
         self._log_file = self._directory / "driver.log"
         self._ends: Counter[int] = Counter()
         self._marks: list[Mark] = []
-        self._watch, self._writes_before = _Watch(), 0
+        self._watch, self._writes_before = self._new_watch(), 0
         self._strikes = Strikes(self._control)
         self._state = CheckpointState()
         self._has_happened, self._detail = cell.is_calm, ""
@@ -336,8 +353,11 @@ class _CellRun:
 
     # Injecting the fault
 
+    def _new_watch(self) -> _Watch:
+        return _Watch(self._target.address if self._trial.kind is TargetKind.TOPIC else None)
+
     def _arm(self) -> None:
-        self._watch, self._writes_before = _Watch(), self._target.count_writes()
+        self._watch, self._writes_before = self._new_watch(), self._target.count_writes()
         for rule in self._watch.rules(self._cell.network):
             self._proxy.add(rule)
         if self._cell.strike is not None:
