@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
@@ -11,13 +13,14 @@ import pytest
 from click.testing import CliRunner
 from support.postgresql import PASSWORD, PostgresqlServer
 from support.spark.topics import create_topic, fill
+from support.wait import wait_until
 
 import oncelog
 from oncelog.cli.main import cli
 from oncelog.errors import ConfigError, MissingDependency, StorageError
 from oncelog.local_audit import audit_table
 from oncelog.local_audit.tables import postgresql_table
-from oncelog.local_audit.tables.postgresql_table import open_postgresql, parse_database
+from oncelog.local_audit.tables.postgresql_table import connect, open_postgresql, parse_database
 from oncelog.local_audit.tables.table import Columns, without_login
 
 pytestmark = pytest.mark.behaviour("P8")
@@ -185,6 +188,40 @@ def test_rows_that_a_policy_hides_are_an_error(
     as_another_user = f"{place}&user={schema}&password=pw"
     with pytest.raises(StorageError, match="would be affected by row-level security policy"):
         audit_table(broker.bootstrap_servers, topic, as_another_user)
+
+
+def test_a_table_that_is_filled_again_meanwhile_is_not_empty(
+    broker: oncelog.Broker, topic: str, postgresql: PostgresqlServer
+) -> None:
+    schema = postgresql.new_schema()
+    postgresql.ingest(schema, "orders", rows(*range(5)))
+    place = f"{postgresql.url}&table={schema}.orders"
+    waiting = f"SELECT count(*) FROM pg_locks WHERE relation = '{schema}.orders'::regclass AND NOT granted"
+    with (
+        ThreadPoolExecutor(1) as pool,
+        closing(connect(parse_database(postgresql.url))) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(f"TRUNCATE {schema}.orders")
+        cursor.adbc_ingest("orders", rows(*range(5)), mode="append", db_schema_name=schema)
+        audit = pool.submit(audit_table, broker.bootstrap_servers, topic, place)
+        wait_until(lambda: postgresql.execute(waiting) == [(1,)] or audit.done())
+        connection.commit()
+        assert audit.result().findings == ()
+
+
+def test_other_relations_than_tables_are_read(
+    broker: oncelog.Broker, topic: str, postgresql: PostgresqlServer
+) -> None:
+    schema = postgresql.new_schema()
+    postgresql.ingest(schema, "orders", rows(*range(5)))
+    postgresql.execute(
+        f"CREATE MATERIALIZED VIEW {schema}.copies AS SELECT * FROM {schema}.orders",
+        f"CREATE VIEW {schema}.seen AS SELECT * FROM {schema}.copies",
+    )
+    for name in ("copies", "seen"):
+        place = f"{postgresql.url}&table={schema}.{name}"
+        assert audit_table(broker.bootstrap_servers, topic, place).findings == ()
 
 
 def test_the_blanks_behind_a_char_are_no_part_of_it(

@@ -255,11 +255,11 @@ def _data_files(system: fs.FileSystem, root: str, path: str) -> list[str]:
         raise ConfigError(
             f"{path} is an Iceberg table, whose files alone are not the table: use iceberg:NAME"
         )
-    data = sorted(name for name in names if not any(map(_is_hidden, name.split("/"))))
+    data = sorted(name for name in names if not any(map(is_hidden, name.split("/"))))
     return data if log is None else _committed(log, root, data)
 
 
-def _is_hidden(part: str) -> bool:
+def is_hidden(part: str) -> bool:
     """Return True for a name that Spark also ignores. A name such as `_partition=3` is not ignored, because
     it has a column's value.
     """

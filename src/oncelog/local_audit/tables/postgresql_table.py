@@ -34,6 +34,8 @@ SELECT a.attname::text FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = to_regclass($1) AND 'bpchar'::regtype IN (t.oid, t.typbasetype)
 """
 """The columns of type `char(n)`. PostgreSQL pads their values with blanks, which have no meaning."""
+_LOCKABLE = frozenset("rpv")
+"""The kinds of relations that LOCK TABLE accepts: tables, partitioned tables and views."""
 _BATCH_OPTIONS = {"adbc.postgresql.batch_size_hint_bytes": str(4 << 20)}
 """ADBC's default of 16 MB would be several hundred thousand rows."""
 
@@ -129,13 +131,7 @@ def open_postgresql(path: str, columns: Columns, topics: Sequence[str]) -> Arrow
     connection = connect(database)
     try:
         with sql_errors(database, "cannot read this table"), connection.cursor() as cursor:
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            # With this setting, a row-level security policy that hides rows is an error: without them, the
-            # audit would prove nothing. Guard: test_rows_that_a_policy_hides_are_an_error.
-            cursor.execute("SET row_security = off")
-            # PostgreSQL resolves the name: it knows the search path, and which letters are folded.
-            cursor.execute("SELECT to_regclass($1)::text", (database.table,))
-            ((name,),) = cursor.fetchall()
+            name = _begin(connection, cursor, database.table)
             if name is None:
                 raise ConfigError(f"{place}: there is no table {database.table!r}")
             cursor.execute(f"SELECT * FROM {name} LIMIT 0")
@@ -150,6 +146,28 @@ def open_postgresql(path: str, columns: Columns, topics: Sequence[str]) -> Arrow
         yield DataFile(name, names, {}, _batches_in(database, connection, name, padded))
 
     return ArrowTable(place, data_files, columns, topics, close=connection.close)
+
+
+def _begin(connection: Any, cursor: Any, table: str) -> str | None:
+    """Begin the transaction that reads a table. Return the table's name as SQL needs it; None if there is no
+    such table.
+    """
+    # PostgreSQL resolves the name: it knows the search path, and which letters are folded.
+    cursor.execute("SELECT to_regclass($1)::text", (table,))
+    ((name,),) = cursor.fetchall()
+    cursor.execute("SELECT relkind::text FROM pg_class WHERE oid = to_regclass($1)", (table,))
+    kinds = {kind for (kind,) in cursor.fetchall()}
+    connection.rollback()
+    cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+    # With this setting, a row-level security policy that hides rows is an error: without them, the audit
+    # would prove nothing. Guard: test_rows_that_a_policy_hides_are_an_error.
+    cursor.execute("SET row_security = off")
+    if kinds & _LOCKABLE:
+        # The lock comes before the transaction's first query, which decides the state that it sees. A table
+        # that another transaction truncates and fills is empty in an older state. Guard:
+        # test_a_table_that_is_filled_again_meanwhile_is_not_empty.
+        cursor.execute(f"LOCK TABLE {name} IN ACCESS SHARE MODE")
+    return None if name is None else str(name)
 
 
 def _batches_in(
