@@ -107,6 +107,15 @@ def test_a_folder_that_vanishes_while_writes_are_counted_is_passed_over(
     assert target.count_writes() == 2
 
 
+def test_a_column_in_folders_may_begin_with_an_underscore(tmp_path: Path) -> None:
+    """R1395: Spark reads folders such as `_day=1`, and its rows were lost for the trial."""
+    for folder in ("_day=1", "_temporary", ".hidden=1"):
+        (tmp_path / folder).mkdir()
+        pyarrow.parquet.write_table(pa.table({"id": [folder]}), tmp_path / folder / "part-0.parquet")
+    target = target_of(TargetKind.PARQUET, "unused", tmp_path, "unused", "id")
+    assert (list(target.read()), target.count_writes()) == ([{"id": "_day=1"}], 1)
+
+
 def test_a_delta_table_is_read_whole(tmp_path: Path) -> None:
     deltalake = pytest.importorskip("deltalake")
     target = target_of(TargetKind.DELTA, "unused", tmp_path / "table", "unused", "id")

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from oncelog.errors import MissingDependency, StorageError, TimedOut
+from oncelog.local_audit.tables.arrow_files import is_hidden
 from oncelog.local_audit.tables.postgresql_table import Database, connect, parse_database, quoted, sql_errors
 from oncelog.trial.plan import TargetKind
 
@@ -23,8 +24,6 @@ _LOCK_TIMEOUT_S = 10.0
 _COUNT_LOCK_TIMEOUT_MS = 100
 """Longest wait for a lock when writes are counted, which is done all the time."""
 _POLL_S = 0.1
-_HIDING = ("_", ".")
-"""Spark and other readers ignore files and folders whose names begin with these characters."""
 
 _COLUMNS = """
 SELECT c.relname::text, a.attname::text FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
@@ -404,16 +403,15 @@ def tables_with_rows(tables: Mapping[str, Collection[str]], id_name: str) -> lis
 
 def data_files(directory: Path, suffix: str) -> list[Path]:
     """Return the files with this suffix below a directory, except hidden files and files in hidden folders.
+    A folder such as `_day=1` is not hidden, because it has a column's value.
 
     Folders such as Spark's `_temporary` may vanish during the search. So hidden folders are not entered, and
     `os.walk` is used: unlike `Path.rglob`, it ignores a folder that has vanished.
     """
     files = []
     for folder, folders, names in os.walk(directory):
-        folders[:] = [name for name in folders if not name.startswith(_HIDING)]
-        files += [
-            Path(folder, name) for name in names if name.endswith(suffix) and not name.startswith(_HIDING)
-        ]
+        folders[:] = [name for name in folders if not is_hidden(name)]
+        files += [Path(folder, name) for name in names if name.endswith(suffix) and not is_hidden(name)]
     return sorted(files)
 
 
