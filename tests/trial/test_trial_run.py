@@ -111,15 +111,30 @@ def test_a_record_for_another_topic_is_no_write_to_the_target() -> None:
     assert (elsewhere.writes, elsewhere.rules(Network.LOSE_ACKNOWLEDGEMENTS)) == (0, [])
 
 
+COMMITTED = WireEvent(
+    Direction.RESPONSE, "EndTxn", txn=TxnRequest(transactional_id="t", is_commit=True), txn_error_code=0
+)
+
+
 def test_only_a_commit_that_succeeded_is_lost() -> None:
     watch = _Watch("target")
     (rule,) = watch.rules(Network.LOSE_COMMITS)
-    end = WireEvent(
-        Direction.RESPONSE, "EndTxn", txn=TxnRequest(transactional_id="t", is_commit=True), txn_error_code=0
-    )
-    assert not rule.matches(end)
+    assert not rule.matches(COMMITTED)
     watch.see(produced("target"))
-    assert rule.matches(end) and not rule.matches(replace(end, txn_error_code=15))
+    assert rule.matches(COMMITTED) and not rule.matches(replace(COMMITTED, txn_error_code=15))
+
+
+def test_the_answers_that_are_cut_are_those_to_rows_of_the_target() -> None:
+    """R1397: the first response of each kind was cut, which was perhaps one for another topic."""
+    watch = _Watch("target")
+    rules = {rule.api: rule for rule in watch.rules(Network.CUT_ANSWERS)}
+    assert rules["Produce"].matches(produced("target"))
+    assert not rules["Produce"].matches(produced("announcements"))
+    assert not rules["EndTxn"].matches(COMMITTED)
+    watch.see(produced("target"))
+    assert rules["EndTxn"].matches(COMMITTED)
+    elsewhere = {rule.api: rule for rule in _Watch(None).rules(Network.CUT_ANSWERS)}
+    assert elsewhere["Produce"].matches(produced("announcements")) and elsewhere["EndTxn"].matches(COMMITTED)
 
 
 def test_a_target_that_cannot_be_read_does_not_end_the_trial(

@@ -206,7 +206,17 @@ class _Watch:
                 )
                 return [is_commit]
             case Network.CUT_ANSWERS:
-                return [Rule(action=Action.CUT, api=api, nth=1) for api in _CUT_APIS]
+                return [self._cut(api) for api in _CUT_APIS]
+
+    def _cut(self, api: str) -> Rule:
+        """Return the rule that cuts one response. If the target is a topic, this is one to rows of it, or
+        to the commit of a transaction with such rows.
+        """
+        if api == "Produce":
+            return Rule(action=Action.CUT, api=api, nth=1, topic=self._topic)
+        if api == "EndTxn" and self._topic is not None:
+            return Rule(action=Action.CUT, api=api, nth=1, match=self._is_commit)
+        return Rule(action=Action.CUT, api=api, nth=1)
 
     def _is_commit(self, event: WireEvent) -> bool:
         # Ignore transactions without rows, such as those that store only the pipeline's own state.
