@@ -8,8 +8,10 @@ import gzip
 import json
 import os
 import random
+import signal
 import sqlite3
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
@@ -526,6 +528,24 @@ def test_a_file_that_is_committed_meanwhile_is_no_error(
     assert selectors and all(selector.allow_not_found for selector in selectors)
 
 
+def test_the_key_of_an_object_store_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1398: pyarrow takes an access key and its secret from a URI."""
+    write_parquet(tmp_path, rows_of("t", [0]))
+    monkeypatch.setattr(arrow_files, "file_system", lambda _: (LocalFileSystem(), str(tmp_path)))
+    table = arrow_files.open_parquet("s3://AKIA:se%2Fcret@bucket/t", Columns(), ["t"])
+    assert table.description == "s3://***@bucket/t (1 files)"
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match=r"s4://\*\*\*@bucket/t: cannot open") as raised:
+        arrow_files.open_parquet("s4://AKIA:se%2Fcret@bucket/t", Columns(), ["t"])
+    assert "cret" not in str(raised.value)
+    pytest.importorskip("deltalake")
+    with pytest.raises(
+        ConfigError, match=r"s4://\*\*\*@bucket/t: cannot read this Delta Lake table"
+    ) as raised:
+        arrow_files.open_delta("s4://AKIA:se%2Fcret@bucket/t", Columns(), ["t"])
+    assert "cret" not in str(raised.value)
+
+
 def test_a_log_that_sparks_sink_begins_meanwhile_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -870,6 +890,33 @@ def test_a_comparison_by_key_accuses_no_row_of_a_record_that_is_gone(
 
 
 # The command
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_audit_that_is_terminated_leaves_no_temporary_file(
+    broker: oncelog.Broker, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    create_topic(broker.bootstrap_servers, topic)
+    fill(broker.bootstrap_servers, topic, 0, 5)
+    table = write_parquet(tmp_path / "t", rows_of(topic, range(0, 5, 2)))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(row_runs, "RUNS_IN_MEMORY", 1)
+    written = []
+
+    def terminate(self: RowRuns, *_: Any) -> Any:
+        written.extend(temporary.rglob("runs"))
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(RowRuns, "read", terminate)
+    restored = signal.signal(number, lambda *_: None)  # otherwise the signal would end the test process
+    try:
+        ended = run(broker, topic, "--table", table)
+    finally:
+        signal.signal(number, restored)
+    assert ended.exit_code == 128 + number
+    assert written and list(temporary.iterdir()) == []
 
 
 def run(broker: oncelog.Broker, *arguments: str) -> Result:

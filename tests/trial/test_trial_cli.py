@@ -55,21 +55,25 @@ def test_a_report_without_a_directory_is_refused_before_the_runs(file: str, tmp_
     assert "calm" not in outcome.err
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_trial_that_is_terminated_leaves_no_topic(
-    file: str, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: str, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def terminate(self: StandInDriver) -> None:
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(number)
+
+    def before(*_: object) -> None:
+        raise AssertionError("a signal came after the trial")
 
     monkeypatch.setattr(run, "Driver", type("Driver", (StandInDriver,), {"start": terminate}))
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    restored = signal.signal(number, before)
     try:
         options = ("-b", broker.bootstrap_servers, "--work-dir", str(tmp_path / "work"), "--timeout", "1")
         outcome = oncelog("trial", file, *options, "--cells", "calm")
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        assert signal.getsignal(number) is before
     finally:
-        signal.signal(signal.SIGTERM, before)
-    assert outcome.code == 128 + signal.SIGTERM
+        signal.signal(number, restored)
+    assert outcome.code == 128 + number
     with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
         assert [topic.name for topic in admin.list_topics() if topic.name.startswith("trial-")] == []
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
+from oncelog.cli.interrupt import clean_up_on_termination
 from oncelog.runtime.optional import check_pyarrow
 
 if TYPE_CHECKING:
@@ -206,15 +207,16 @@ def _audit_locally(requested: _Requested) -> AuditResult:
 
     if requested.files:
         return audit_files(requested.names, compacted_topics=requested.compacted)
-    return audit_topic(
-        requested.bootstrap,
-        requested.names,
-        key_check=bool(requested.key),
-        against=requested.against,
-        distinct=requested.distinct,
-        compacted_topics=requested.compacted,
-        client_config=requested.config,
-    )
+    with clean_up_on_termination():
+        return audit_topic(
+            requested.bootstrap,
+            requested.names,
+            key_check=bool(requested.key),
+            against=requested.against,
+            distinct=requested.distinct,
+            compacted_topics=requested.compacted,
+            client_config=requested.config,
+        )
 
 
 def _audit_on_spark(requested: _Requested, master: str | None) -> AuditResult:
@@ -247,15 +249,18 @@ def _audit_table(requested: _Requested, table: str, columns: str | None, *, by_k
     check_pyarrow("oncelog audit")
     from oncelog.local_audit.table_audit import audit_table
 
-    return audit_table(
-        requested.bootstrap,
-        requested.names,
-        table,
-        columns=columns,
-        by_key=by_key,
-        compacted_topics=requested.compacted,
-        client_config=requested.config,
-    )
+    # Otherwise SIGTERM would leave the audit's temporary files, which may be large. Guard:
+    # test_an_audit_that_is_terminated_leaves_no_temporary_file.
+    with clean_up_on_termination():
+        return audit_table(
+            requested.bootstrap,
+            requested.names,
+            table,
+            columns=columns,
+            by_key=by_key,
+            compacted_topics=requested.compacted,
+            client_config=requested.config,
+        )
 
 
 def _show_table(result: TableAuditResult, what: str, output: str, html: Path | None) -> None:

@@ -55,9 +55,13 @@ class Interrupt:
 
 @contextmanager
 def clean_up_on_termination() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into SystemExit, so that they do not skip `finally` blocks."""
+    """Turn SIGTERM and SIGHUP into SystemExit, so that they do not skip `finally` blocks. Ignore further
+    ones, which would interrupt these blocks.
+    """
 
     def end(number: int, frame: object) -> None:
+        for changed_number in changed:
+            signal.signal(changed_number, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oncelog.cli.common import emit, output_option, parse_properties, say
+from oncelog.cli.interrupt import clean_up_on_termination
 from oncelog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def command(
     options["row"] = options["row"] or DEFAULT_ROW
     check_spark()
     name = f"trial-{token_hex(4)}"
-    with _sigterm_exits(), _cluster(servers, options, name) as address, _directory(work_dir) as directory:
+    with _cluster(servers, options, name) as address, _directory(work_dir) as directory:
         from oncelog.trial.run import Trial
 
         trial = Trial(
@@ -227,25 +227,6 @@ def _show(
 
 
 @contextmanager
-def _sigterm_exits() -> Iterator[None]:
-    """Turn SIGTERM, as sent by `timeout` or a CI system, into SystemExit, so that `finally` blocks run as
-    after Ctrl-C. Ignore further SIGTERMs.
-
-    Otherwise the trial's topics would stay on the user's cluster.
-    """
-
-    def exit_once(number: int, _frame: object) -> None:
-        signal.signal(number, signal.SIG_IGN)
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, exit_once)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
 def _directory(given: Path | None) -> Iterator[Path]:
     """Yield the directory of a trial: `given`, which must be empty, or a temporary one. The temporary one is
     removed at the end, but kept if the `with` block raises an exception.
@@ -274,6 +255,9 @@ def _cluster(servers: str | None, options: Mapping[str, Any], name: str) -> Iter
     from oncelog.trial.targets import schemas_of
 
     with ExitStack() as stack:
+        # Otherwise the trial's topics and schemas would stay on the user's cluster and database. Guard:
+        # test_a_trial_that_is_terminated_leaves_no_topic.
+        stack.enter_context(clean_up_on_termination())
         if options["database"] is not None:
             stack.enter_context(schemas_of(options["database"], name))
         if servers is None:

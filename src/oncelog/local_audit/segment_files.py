@@ -19,6 +19,7 @@ from pyarrow import fs
 from oncelog.audit.findings import StoredBatch
 from oncelog.errors import ConfigError, CorruptMessage, InvalidRecord, StorageError
 from oncelog.local_audit.stored_batches import no_batch, stored_batch
+from oncelog.local_audit.tables.table import without_login
 from oncelog.log.checkpoint import CLEANED_OFFSETS, LOG_STARTS, RECOVERY_POINTS, decode_offsets
 from oncelog.log.index import decode_aborted
 from oncelog.log.scan import BASE_AND_LENGTH, BadBatch, ScannedBatch, find_batch, find_behind, scan
@@ -89,7 +90,9 @@ def file_system(root: str) -> tuple[fs.FileSystem, str]:
     try:
         system, path = fs.FileSystem.from_uri(re.sub("^s3a:", "s3:", root))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
-        raise ConfigError(f"{root}: cannot open a file system for this path: {error}") from error
+        # A URI of `s3:` may have an access key and its secret.
+        text = f"{root}: cannot open a file system for this path: {error}"
+        raise ConfigError(without_login(text)) from None
     return system, path.rstrip("/")
 
 
@@ -104,7 +107,7 @@ def find_segments(roots: Sequence[str]) -> list[PartitionFiles]:
         partitions = list(_partitions_in(root))
         if not partitions:
             raise ConfigError(
-                f"{root}: no segment files; use a partition directory (topic-0 with .log "
+                f"{without_login(root)}: no segment files; use a partition directory (topic-0 with .log "
                 "files), or a data directory with such directories"
             )
         for files in partitions:

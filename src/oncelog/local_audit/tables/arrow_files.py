@@ -21,7 +21,13 @@ from oncelog.audit.table_rows import Ints
 from oncelog.errors import ConfigError, MissingDependency, StorageError
 from oncelog.local_audit.row_runs import RowRuns
 from oncelog.local_audit.segment_files import file_system
-from oncelog.local_audit.tables.table import ROWS_AT_ONCE, Columns, missing_column, topic_column
+from oncelog.local_audit.tables.table import (
+    ROWS_AT_ONCE,
+    Columns,
+    missing_column,
+    topic_column,
+    without_login,
+)
 
 _SPARK_LOG = "_spark_metadata"
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -207,6 +213,7 @@ def open_parquet(path: str, columns: Columns, topics: Sequence[str]) -> ArrowTab
     Raises ConfigError if the path does not exist, or is a table of another format.
     """
     system, root = file_system(path)
+    path = without_login(path)
     try:
         info = system.get_file_info(root)
         if info.type is fs.FileType.NotFound:
@@ -337,7 +344,8 @@ def open_delta(path: str, columns: Columns, topics: Sequence[str]) -> ArrowTable
         table = DeltaTable(path)
         dataset = table.to_pyarrow_dataset()
     except DeltaError as error:
-        raise ConfigError(f"{path}: cannot read this Delta Lake table: {error}") from error
+        text = f"{path}: cannot read this Delta Lake table: {error}"
+        raise ConfigError(without_login(text)) from None
     fragments = sorted(dataset.get_fragments(), key=lambda fragment: str(fragment.path))
 
     def data_files() -> Iterator[DataFile]:
@@ -347,7 +355,10 @@ def open_delta(path: str, columns: Columns, topics: Sequence[str]) -> ArrowTable
             )
 
     return ArrowTable(
-        f"{path}, version {table.version()} ({len(fragments)} files)", data_files, columns, topics
+        f"{without_login(path)}, version {table.version()} ({len(fragments)} files)",
+        data_files,
+        columns,
+        topics,
     )
 
 

@@ -54,7 +54,7 @@ OUT_OF_REACH: dict[str, str] = {
         " R723 R870 R990 R991 R992 R1060 R1061 R1062 R1063 R1064 R1065 R1066 R1068 R1069 R1071 R1072 R1073"
         " R1140 R1141 R1142 R1143 R1144 R1145 R1146 R1147 R1148 R1149 R1150 R1151 R1152 R1153"
         " R1094 R1180 R1181 R1182 R1183 R1184 R1185 R1200 R1201 R1202 R1203 R1204 R1205 R1206 R1207 R1208"
-        " R1209 R1230 R1231 R1232 R1233 R1213 R1303 R1394 R1395 R1397"
+        " R1209 R1230 R1231 R1232 R1233 R1213 R1303 R1394 R1395 R1397 R1399"
     ),
     "the network seldom loses the heartbeat that a member needs before it takes new partitions": "R730",
     "a start is refused wherever the list of topics is lost": "R25 R109",
@@ -153,7 +153,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no simulated driver finishes a batch twice with the same reports": "R1343",
     "no job with provenance is simulated": "R1285 R1286 R1287 R1288 R1289",
     "no audit of tables or keys is simulated": "R1190 R1191 R1192 R1193 R1194 R1195 R1197 R1196 R1198 R1293"
-    " R1390 R1391 R1392 R1393 R1396",
+    " R1390 R1391 R1392 R1393 R1396 R1398",
     "no client forks, and no signal comes between two bytecodes": (
         "L25b R47 R48 R273 R274 R650 R651 R685 R782 R1033 R1121"
     ),
