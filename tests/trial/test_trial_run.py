@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,8 @@ from oncelog.testing.proxy.events import Outcome as ProduceOutcome
 from oncelog.testing.proxy.txn_messages import TxnRequest
 from oncelog.trial import run
 from oncelog.trial.judgement import Verdict
-from oncelog.trial.plan import Network, TargetKind, choose_cells
-from oncelog.trial.run import MAX_FAILURES, MarkKind, Outcome, Trial, _Watch, run_cell
+from oncelog.trial.plan import Moment, Network, TargetKind, choose_cells, has_come, why_not
+from oncelog.trial.run import MAX_FAILURES, MarkKind, Outcome, Trial, _CellRun, _Watch, run_cell
 from oncelog.trial.targets import TopicTarget
 
 
@@ -135,6 +136,31 @@ def test_the_answers_that_are_cut_are_those_to_rows_of_the_target() -> None:
     assert rules["EndTxn"].matches(COMMITTED)
     elsewhere = {rule.api: rule for rule in _Watch(None).rules(Network.CUT_ANSWERS)}
     assert elsewhere["Produce"].matches(produced("announcements")) and elsewhere["EndTxn"].matches(COMMITTED)
+
+
+def test_a_write_of_an_earlier_micro_batch_does_not_count(trial: Trial) -> None:
+    """The query may read the rows that are sent at once in several micro-batches."""
+    chosen = replace(trial, kind=TargetKind.PARQUET)
+    (cell,) = choose_cells(["driver-in-write"], chosen.kind)
+    cell_run = _CellRun(chosen, cell)
+    cell_run._proxy = SimpleNamespace(add=lambda _rule: None)
+    directory = trial.work_dir / cell.name
+    for name in ("control", "target", "checkpoint/offsets", "checkpoint/commits"):
+        (directory / name).mkdir(parents=True)
+
+    def seen(*files: str) -> tuple[bool, str | None]:
+        for file in files:
+            (directory / file).touch()
+        evidence = cell_run._evidence()
+        return has_come(Moment.STORED, evidence), why_not(cell, evidence)
+
+    earlier = "only rows of an earlier micro-batch were written"
+    seen("checkpoint/offsets/0", "target/0.parquet", "checkpoint/commits/0")
+    cell_run._arm()
+    # All this happens between two looks.
+    step = ("checkpoint/offsets/1", "target/1.parquet", "checkpoint/commits/1", "checkpoint/offsets/2")
+    assert seen(*step) == (False, earlier)
+    assert seen("target/2.parquet") == (True, None)
 
 
 def test_a_target_that_cannot_be_read_does_not_end_the_trial(

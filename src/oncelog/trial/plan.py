@@ -173,6 +173,8 @@ class Evidence:
     - `is_consumed`: every row sent so far is in a committed micro-batch.
     - `has_rows`: the last committed micro-batch has rows.
     - `writes`: the number of responses that report stored rows, or of new files or rows in the target.
+    - `new_writes`: those that were first seen after the last commit of a micro-batch. They belong to a
+      micro-batch that is planned and not committed.
     - `has_struck`: a task was made to fail.
     - `has_counted`: Spark repeated that task, or the query failed because of it.
 
@@ -183,6 +185,7 @@ class Evidence:
     is_consumed: bool = False
     has_rows: bool = False
     writes: int = 0
+    new_writes: int = 0
     reads_lost: int = 0
     commits_lost: int = 0
     cuts: int = 0
@@ -196,7 +199,7 @@ def has_come(moment: Moment, evidence: Evidence) -> bool:
         case Moment.PLANNED:
             return evidence.is_planned and evidence.reads_lost > 0
         case Moment.STORED:
-            return evidence.is_planned and evidence.writes > 0
+            return evidence.is_planned and evidence.new_writes > 0
         case Moment.COMMITTING:
             return evidence.commits_lost > 0
         case Moment.COMMITTED:
@@ -220,7 +223,7 @@ def why_not(cell: Cell, evidence: Evidence) -> str | None:
     match cell.kill_at:
         case Moment.PLANNED if evidence.reads_lost == 0:
             return "no task read the source before the micro-batch was finished"
-        case Moment.PLANNED if evidence.writes:
+        case Moment.PLANNED if evidence.new_writes:
             return "rows were written before the driver was dead"
         case Moment.STORED if evidence.writes == 0:
             return "no write was seen before the micro-batch was finished"
@@ -228,6 +231,8 @@ def why_not(cell: Cell, evidence: Evidence) -> str | None:
             return "the pipeline committed no transaction"
         case Moment.PLANNED | Moment.STORED if not evidence.is_planned:
             return "the micro-batch was committed before the driver was dead"
+        case Moment.STORED if evidence.new_writes == 0:
+            return "only rows of an earlier micro-batch were written"
         case Moment.COMMITTED if not evidence.is_consumed:
             return "the micro-batch was not committed"
         # After the restart, Spark repeats the newest planned micro-batch. The repetition proves something

@@ -241,6 +241,7 @@ class _CellRun:
         self._ends: Counter[int] = Counter()
         self._marks: list[Mark] = []
         self._watch, self._writes_before = self._new_watch(), 0
+        self._writes_committed = 0
         self._strikes = Strikes(self._control)
         self._state = CheckpointState()
         self._has_happened, self._detail = cell.is_calm, ""
@@ -368,6 +369,7 @@ class _CellRun:
 
     def _arm(self) -> None:
         self._watch, self._writes_before = self._new_watch(), self._target.count_writes()
+        self._writes_committed = 0
         for rule in self._watch.rules(self._cell.network):
             self._proxy.add(rule)
         if self._cell.strike is not None:
@@ -414,9 +416,10 @@ class _CellRun:
         """Return a description of a fault that happened."""
         if self._watch.cuts:
             return "cut: " + ", ".join(f"{api} {n}" for api, n in sorted(self._watch.cuts.items()))
-        batch = self._state.planned if evidence.is_planned else self._state.committed
-        wrote = "writes seen" if evidence.writes else "no write seen"
-        return f"micro-batch {batch}, {wrote}"
+        batch, writes = self._state.committed, evidence.writes
+        if evidence.is_planned:
+            batch, writes = self._state.planned, evidence.new_writes
+        return f"micro-batch {batch}, {'writes seen' if writes else 'no write seen'}"
 
     # Waiting
 
@@ -432,17 +435,21 @@ class _CellRun:
 
     def _evidence(self) -> Evidence:
         state = read_checkpoint(self._checkpoint, self._source)
+        writes = self._watch.writes + max(0, self._target.count_writes() - self._writes_before)
         if state.committed != self._state.committed and state.committed is not None:
             self._mark(MarkKind.COMMIT, f"micro-batch {state.committed} committed")
+            # The query may read one part of the rows in several micro-batches. Guard:
+            # test_a_write_of_an_earlier_micro_batch_does_not_count.
+            self._writes_committed = writes
         self._state = state
         watch = self._watch
-        writes = watch.writes + max(0, self._target.count_writes() - self._writes_before)
         self._strikes.look(writes)
         return Evidence(
             is_planned=state.is_planned,
             is_consumed=state.covers(self._ends),
             has_rows=state.has_rows,
             writes=writes,
+            new_writes=writes - self._writes_committed,
             reads_lost=watch.reads_lost,
             commits_lost=watch.commits_lost,
             cuts=watch.cuts.total(),
