@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from support.trial import StandInDriver
 
@@ -150,7 +152,10 @@ def test_a_write_of_an_earlier_micro_batch_does_not_count(trial: Trial) -> None:
 
     def seen(*files: str) -> tuple[bool, str | None]:
         for file in files:
-            (directory / file).touch()
+            if file.endswith(".parquet"):
+                pyarrow.parquet.write_table(pa.table({"id": ["0"]}), directory / file)
+            else:
+                (directory / file).touch()
         evidence = cell_run._evidence()
         return has_come(Moment.STORED, evidence), why_not(cell, evidence)
 

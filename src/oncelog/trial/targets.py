@@ -46,7 +46,9 @@ class Target(Protocol):
     table: str
 
     def count_writes(self) -> int:
-        """Return a number that grows with each write to the target; 0 for a topic, where the proxy counts."""
+        """Return a number that grows when rows are written to the target; 0 for a topic, where the proxy
+        counts.
+        """
         ...
 
     def read(self) -> Iterator[Row]:
@@ -142,9 +144,10 @@ class ParquetTarget:
         self.address = self.table = str(directory)
         self._directory, self._only_committed, self._id_name = directory, only_committed, id_name
         self.remark = ""
+        self._with_rows: set[Path] = set()
 
     def count_writes(self) -> int:
-        return len(self._files())
+        return count_files_with_rows(self._directory, self._with_rows)
 
     def _files(self) -> list[Path]:
         return data_files(self._directory, ".parquet")
@@ -182,9 +185,10 @@ class DeltaTarget:
         self.address = self.table = str(directory)
         self._directory, self._id_name = directory, id_name
         self.remark = ""
+        self._with_rows: set[Path] = set()
 
     def count_writes(self) -> int:
-        return len(data_files(self._directory, ".parquet"))
+        return count_files_with_rows(self._directory, self._with_rows)
 
     def read(self) -> Iterator[Row]:
         from deltalake import DeltaTable
@@ -214,9 +218,10 @@ class IcebergTarget:
         self.address = self.table = str(directory)
         self._directory, self._id_name = directory, id_name
         self.remark = ""
+        self._with_rows: set[Path] = set()
 
     def count_writes(self) -> int:
-        return len(data_files(self._directory, ".parquet"))
+        return count_files_with_rows(self._directory, self._with_rows)
 
     def read(self) -> Iterator[Row]:
         from pyiceberg.table import StaticTable
@@ -413,6 +418,27 @@ def data_files(directory: Path, suffix: str) -> list[Path]:
         folders[:] = [name for name in folders if not is_hidden(name)]
         files += [Path(folder, name) for name in names if name.endswith(suffix) and not is_hidden(name)]
     return sorted(files)
+
+
+def count_files_with_rows(directory: Path, known: set[Path]) -> int:
+    """Return the number of Parquet files with rows below a directory. Add them to `known`, so that they are
+    not read again.
+
+    Spark opens the file of a task's rows before it has the first row. Guard:
+    test_a_file_that_spark_has_only_opened_is_no_write.
+    """
+    files = data_files(directory, ".parquet")
+    known.intersection_update(files)
+    known.update(file for file in files if file not in known and _has_rows(file))
+    return len(known)
+
+
+def _has_rows(file: Path) -> bool:
+    try:
+        return bool(pyarrow.parquet.read_metadata(file).num_rows)
+    except (OSError, pa.ArrowInvalid):
+        # The file has no footer yet, or it was removed meanwhile.
+        return False
 
 
 def files_in_log(texts: Mapping[str, str]) -> set[str]:
