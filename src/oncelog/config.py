@@ -298,7 +298,7 @@ SCHEMA_REGISTRY = SettingsTable(
     "schema registry",
     _rows(
         ("schema.registry.url", "list", None, "URLs of the schema registry: http(s)://HOST:PORT/PATH. If one does not answer, the next one is asked."),
-        ("basic.auth.credentials.source", "str", None, "Source of user name and password: URL (USER:PASSWORD@ in schema.registry.url) or USER_INFO. Unset: the one that is present. (Java's default is URL.)", None, None, ("URL", "USER_INFO")),
+        ("basic.auth.credentials.source", "str", None, "Source of user name and password: URL (USER:PASSWORD@ in schema.registry.url) or USER_INFO (basic.auth.user.info). Unset: the one that is set. (Java's default is URL.)", None, None, ("URL", "USER_INFO")),
         ("basic.auth.user.info", "password", None, "USER:PASSWORD for basic authentication."),
         ("bearer.auth.credentials.source", "str", None, "Source of the bearer token. Unset: bearer.auth.token, if present.", None, None, ("STATIC_TOKEN",)),
         ("bearer.auth.token", "password", None, "Token for bearer authentication."),
@@ -310,7 +310,7 @@ SCHEMA_REGISTRY = SettingsTable(
         ("use.schema.id", "int", None, "Serialize with the schema of this id. Needs auto.register.schemas=false. (Java's default is -1.)", 0, INT32_MAX),
         ("subject.name.strategy", "str", "TopicNameStrategy", "Subject of a schema: TopicNameStrategy (TOPIC-key or TOPIC-value), RecordNameStrategy (RECORD) or TopicRecordNameStrategy (TOPIC-RECORD). Java's class names are accepted too."),
         ("json.fail.invalid.schema", "bool", True, "Check JSON values against their JSON Schema. (Java's default is false.)"),
-        ("max.retries", "int", 3, "Maximum number of retries, in each of which every URL is asked once.", 0),
+        ("max.retries", "int", 3, "Maximum number of retries. Each retry asks every URL once.", 0),
         ("retries.wait.ms", "int", 1_000, "First pause before a retry. It doubles up to retries.max.wait.ms.", 0),
         ("retries.max.wait.ms", "int", 20_000, "Longest pause before a retry.", 0),
         ("http.connect.timeout.ms", "int", 5_000, "Maximum time to connect to the registry. (Java's default is 60000.)", 1),

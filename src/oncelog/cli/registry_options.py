@@ -61,16 +61,16 @@ def take_registry(
 
 
 class RecordDecoder:
-    """Converts the keys and values that a registry's serializers wrote to JSON text in UTF-8.
+    """A converter of keys and values in the registry's wire format to JSON text in UTF-8.
 
-    Others stay as they are: those that do not begin as the wire format, and those whose schema id the
-    registry does not have or whose bytes do not fit that schema. For the latter two, a warning is printed.
+    Bytes that cannot be in the wire format stay unchanged. Bytes with an unknown schema id, and bytes that do
+    not fit their schema, stay unchanged too, and a warning is printed.
     """
 
     def __init__(self, registry: Any) -> None:
         from oncelog.schema_registry.any_schema import AnyDeserializer
 
-        # Show a value also if it breaks its JSON Schema.
+        # Show a value even if it does not fit its JSON Schema.
         shown = {"json.fail.invalid.schema": False}
         self._deserializer = AnyDeserializer(registry, config=shown, remembers_unknown=True)
         self._warnings: set[str] = set()

@@ -1,6 +1,6 @@
 """Schemas of any type: a deserializer, its data as JSON text, and a serializer of JSON values.
 
-Commands and pages use them.
+The commands and the pages of `oncelog web` use them.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ MAX_DEPTH = 200
 
 
 class AnyDeserializer(SchemaDeserializer):
-    """A deserializer that reads Avro, JSON and Protobuf: the type is that of each schema.
+    """A deserializer that reads Avro, JSON and Protobuf. The schema of the data decides which one.
 
-    Avro becomes Python's types, JSON its values, and Protobuf messages. `config` has settings that differ
-    from those of `registry`. With `remembers_unknown`, an id that the registry does not have is asked for
-    only once: for commands that read data of unknown origin.
+    It returns Python's types for Avro, the values of `json` for JSON, and messages for Protobuf. `config`
+    overrides settings of `registry`. With `remembers_unknown`, the registry is asked only once for an id that
+    it does not have. Commands use this, because they read data of unknown origin.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class AnyDeserializer(SchemaDeserializer):
             return super().deserialize(topic, data)
         schema_id = decode_schema_id(data)
         if (known := self._unknown.get(schema_id)) is not None:
-            raise known.with_traceback(None)  # each raise would add to its traceback
+            raise known.with_traceback(None)  # otherwise the traceback would grow with each raise
         try:
             return super().deserialize(topic, data)
         except SchemaRegistryError as error:
@@ -83,10 +83,10 @@ class AnyDeserializer(SchemaDeserializer):
 
 
 class JsonValueSerializer(SchemaSerializer):
-    """A serializer that writes JSON values with a schema of any type.
+    """A serializer that converts JSON values to the data of a schema of any type.
 
-    Avro accepts plain values and Avro's JSON encoding. Protobuf accepts its JSON form of the first message in
-    the schema, which must be in the registry already. For the arguments see `SchemaSerializer`.
+    An Avro schema accepts plain values and Avro's JSON encoding. A Protobuf schema accepts the JSON form of
+    its first message, and must be in the registry already. For the arguments see `SchemaSerializer`.
     """
 
     def _record_name(self, schema: Schema) -> str | None:
@@ -113,7 +113,8 @@ def to_json(data: Any) -> str:
     """Return deserialized data as JSON text.
 
     Bytes of Avro become text with a character for each byte (ISO 8859-1), as in Avro's JSON encoding. Times
-    are ISO 8601, decimals text. Numbers that JSON does not have become "NaN", "Infinity" and "-Infinity".
+    become ISO 8601, and decimals become text. NaN and the infinities, which JSON lacks, become "NaN",
+    "Infinity" and "-Infinity".
     Raises SchemaDataError for data that is nested deeper than MAX_DEPTH, or that has no JSON form.
     """
     try:

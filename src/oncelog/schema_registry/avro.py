@@ -26,11 +26,11 @@ except ImportError as error:
 
 _ROOT = "$root"
 MAX_DECIMAL_BYTES = 1_000
-"""The maximum size of a decimal, about 2,400 digits. The time to convert it grows with the square of this."""
+"""The maximum size of a decimal, about 2,400 digits. The conversion time grows with the size squared."""
 MAX_FREE_PARTS = 10_000
-"""The maximum number of parts of a value that takes no bytes, such as a record of nulls."""
+"""The maximum number of parts (nulls, empty records) of a value that takes no bytes."""
 _BOUNDED = "oncelog-bounded-decimal"
-"""The logical type that stands for "decimal" in the schemas of decoders."""
+"""The logical type that replaces "decimal" in the schemas of decoders, see `with_bounded_decimals`."""
 
 
 class AvroSerializer(SchemaSerializer):
@@ -50,8 +50,8 @@ class AvroSerializer(SchemaSerializer):
 class AvroDeserializer(SchemaDeserializer):
     """A deserializer that reads Avro: `value_deserializer=AvroDeserializer(registry)`.
 
-    `schema` is the reader's schema. Data is converted to it by Avro's schema resolution. None: data has the
-    form in which it was written. `config` has settings that differ from those of `registry`.
+    `schema` is the reader's schema. Avro's schema resolution converts the data to it. If it is None, data has
+    the form in which it was written. `config` overrides settings of `registry`.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ def avro_decoder(registry: SchemaRegistryClient, schema_id: int, reader: Schema 
     if has_endless_arrays(written):
         raise SchemaDataError(
             f"schema id {schema_id} has an array whose items take no bytes, or more than {MAX_FREE_PARTS} "
-            "parts that take none: a few bytes of data could stand for any number of items, so such data is "
-            "not read",
+            "parts that take none: a few bytes of data could stand for any number of items, so the data is "
+            "not deserialized",
             schema_id=schema_id,
         )
     bounded = with_bounded_decimals(written)
-    # The compiled reader has no limit of depth: a recursive schema and some kilobytes of data overflow the
-    # stack, which ends the process. In Python, they raise RecursionError. Guard:
+    # fastavro's compiled reader has no limit of depth. With a recursive schema, some kilobytes of data would
+    # overflow the stack and end the process. The reader in Python raises RecursionError instead. Guard:
     # test_avro_data_that_is_nested_too_deeply_is_refused.
     reads = python_reader if is_recursive(written) else schemaless_reader
 
@@ -138,10 +138,11 @@ def parse_avro(registry: SchemaRegistryClient, schema: Schema, schema_id: int | 
 
 
 def has_endless_arrays(parsed: Any) -> bool:
-    """Return True if a few bytes of data could stand for any number of parts of a schema in fastavro's form.
+    """Return True if a few bytes of data of a schema could become any number of Python objects.
 
-    That is so for an array of items that take no bytes, such as nulls, and for records in records that take
-    none. Their number may double with each level.
+    This is the case for an array whose items take no bytes, such as nulls. It is also the case for nested
+    records without bytes: the number of their parts may double with each level. `parsed` is a schema in
+    fastavro's form.
     """
     nested = list(_nested(parsed))
     named = {part["name"]: part for part in nested if isinstance(part, dict) and "name" in part}
@@ -168,7 +169,7 @@ def is_recursive(parsed: Any) -> bool:
 def with_bounded_decimals(parsed: Any) -> Any:
     """Return a copy of a schema in fastavro's form that refuses decimals above MAX_DECIMAL_BYTES.
 
-    One of a megabyte would take minutes. Guard: test_a_decimal_above_the_limit_is_refused.
+    A decimal of a megabyte would take minutes. Guard: test_a_decimal_above_the_limit_is_refused.
     """
     copied = deepcopy(parsed)
     named = copied.get("__named_schemas", {}) if isinstance(copied, dict) else {}
@@ -203,9 +204,9 @@ def _nested(schema: Any) -> Iterator[Any]:
 
 
 def _free_parts(schema: Any, named: Mapping[str, Any], known: dict[str, int | None]) -> int | None:
-    """Return the number of parts of a value that takes no bytes; None for values that take some.
+    """Return the number of parts of the schema's values if they take no bytes; None if they take some.
 
-    `known` has the results of named types.
+    `known` keeps the results for named types.
     """
     if isinstance(schema, str) and schema in named:
         schema = named[schema]
@@ -215,7 +216,7 @@ def _free_parts(schema: Any, named: Mapping[str, Any], known: dict[str, int | No
     if name in known:
         return known[name]
     if name is not None:
-        known[name] = None  # a record that contains itself takes the index of a union at least
+        known[name] = None  # a record can contain itself only in a type that takes bytes, such as a union
     parts: int | None
     if kind in ("record", "error"):
         inner = [_free_parts(field["type"], named, known) for field in schema["fields"]]
@@ -230,7 +231,7 @@ def _free_parts(schema: Any, named: Mapping[str, Any], known: dict[str, int | No
 
 
 class _Repository(AbstractSchemaRepository):  # type: ignore[misc]
-    """The declared schemas by name. fastavro asks for each name that a schema uses and does not define."""
+    """The declared schemas by name. fastavro loads each schema that another one names but does not define."""
 
     def __init__(self, declared: Mapping[str, Any]) -> None:
         self._declared = declared
@@ -238,7 +239,7 @@ class _Repository(AbstractSchemaRepository):  # type: ignore[misc]
     def load(self, name: str) -> Any:
         if name not in self._declared:
             raise SchemaRepositoryError(f"no schema is named {name}")
-        # fastavro changes what it loads.
+        # Return a copy, because fastavro changes the schema that it loads.
         return deepcopy(self._declared[name])
 
 

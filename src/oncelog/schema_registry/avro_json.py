@@ -1,7 +1,7 @@
-"""JSON values to the Python types that fastavro writes. No I/O.
+"""Converts JSON values to the Python types that fastavro writes. No I/O.
 
-Both forms of a union's value are accepted: plain (`"x"`), and with the branch's name (`{"string": "x"}`), as
-Avro's JSON encoding has it.
+A union's value may have two forms: plain (`"x"`), or with the branch's name as in Avro's JSON encoding
+(`{"string": "x"}`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _PYTHON_TYPES: Mapping[str, tuple[type, ...]] = {
 def avro_value(schema: Any, value: Any, named: dict[str, Any]) -> Any:
     """Return a JSON value in the types that fastavro writes for a parsed schema.
 
-    `named` is an empty dict, and collects the named types. Values that do not fit stay as they are, so that
-    fastavro names them in its error. Raises ValueError for text that a logical type cannot have.
+    Pass an empty dict as `named`: the function collects the schema's named types in it. Values that do not
+    fit the schema stay as they are, so that fastavro names them in its error. Raises ValueError for text that
+    is no value of its logical type.
     """
     if isinstance(schema, str):
         schema = named.get(schema, schema)
@@ -67,7 +68,7 @@ def _union_value(branches: list[Any], value: Any, named: dict[str, Any]) -> Any:
         for branch in branches:
             if _branch_name(branch, named) == name:
                 converted = avro_value(branch, inner, named)
-                # fastavro's notation of a chosen branch. Its records and primitive types have their names.
+                # fastavro's notation of a chosen branch: (name of the record or primitive type, value).
                 return (name, converted)
     for branch in branches:
         resolved = named.get(branch, branch) if isinstance(branch, str) else branch
@@ -88,7 +89,7 @@ def _branch_name(branch: Any, named: Mapping[str, Any]) -> str:
 
 
 def _has_fields(record: Any, value: dict[str, Any]) -> bool:
-    """Return True if a value has the fields of a record that have no default, and no others."""
+    """Return True if a value has every field of a record without a default, and no unknown field."""
     names = {field["name"] for field in record["fields"]}
     required = {field["name"] for field in record["fields"] if "default" not in field}
     return required <= value.keys() <= names

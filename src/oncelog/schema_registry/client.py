@@ -30,9 +30,9 @@ class SchemaRegistryClient:
     Settings are those of Confluent's Java serializers, in a mapping or as keywords with underscores. The
     constructor sends no request. Raises ConfigError for invalid settings.
 
-    Methods keep their results unless the registry may change them. They raise SchemaRegistryError, within
-    request.timeout.ms if a request is not answered. Any thread may use the client. An event loop must not
-    call these methods: the serializers have `prepare` for it.
+    Methods cache their results, except those that the registry may change. They raise SchemaRegistryError, at
+    the latest after request.timeout.ms. Any thread may use the client. Do not call these methods in an event
+    loop: await `prepare` of the serializers there.
     """
 
     def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
@@ -62,7 +62,7 @@ class SchemaRegistryClient:
         return ",".join(self._rest.urls)
 
     def get_schema(self, schema_id: int) -> Schema:
-        """Return the schema of an id. It is kept: an id never gets another schema."""
+        """Return the schema of an id. The result is cached, because an id never gets another schema."""
         schema = self._by_id.get(schema_id)
         if schema is None:
             schema = self._get_schema(schema_id, "")
@@ -79,7 +79,7 @@ class SchemaRegistryClient:
         return self._wait(request, lambda answer: _schema(answer, request))
 
     def get_version(self, subject: str, version: int) -> RegisteredSchema:
-        """Return a version of a subject. It is kept: a version never gets another schema."""
+        """Return a version of a subject. The result is cached: a version never gets another schema."""
         found = self._versions.get((subject, version))
         if found is None:
             found = self._get_version(subject, str(version), is_deleted_too=True)
@@ -87,11 +87,11 @@ class SchemaRegistryClient:
         return found
 
     def get_latest_version(self, subject: str) -> RegisteredSchema:
-        """Return the latest version of a subject. It is not kept, because it may change."""
+        """Return the latest version of a subject. The result is not cached, because it may change."""
         return self._get_version(subject, "latest")
 
     def register_schema(self, subject: str, schema: Schema) -> int:
-        """Register a schema under a subject, and return its id. A schema that the subject has keeps its id.
+        """Register a schema under a subject, and return its id. A registered schema keeps its id.
 
         Raises SchemaRegistryError: status 409 for a schema that is not compatible with the subject's earlier
         ones, 422 for an invalid schema.
@@ -106,13 +106,14 @@ class SchemaRegistryClient:
         return schema_id
 
     def lookup_schema(self, subject: str, schema: Schema) -> RegisteredSchema:
-        """Return id and version of a schema that a subject has.
+        """Return id and version of a schema that is registered under a subject.
 
         Raises SchemaRegistryError: error code 40401 for an unknown subject, 40403 for a schema that the
         subject does not have.
         """
         request = self._about(subject, "", schema)
-        # The registry may have changed the text. The data is written with the schema of the caller.
+        # The registry may return the schema with a changed text. Data is written with the caller's schema, so
+        # return that one.
         found = self._wait(request, lambda answer: _registered(answer, request))
         return replace(found, schema=schema)
 
@@ -151,7 +152,7 @@ def _body(schema: Schema) -> dict[str, Any]:
 
 
 def _registered(answer: Any, request: Request) -> RegisteredSchema:
-    """Return the schema of a response. The response to a look-up may leave out what the request had."""
+    """Return the schema of a response. A response to a look-up may omit fields that were in the request."""
     if isinstance(answer, dict) and request.body is not None:
         answer = {**request.body, **answer}
     return RegisteredSchema(

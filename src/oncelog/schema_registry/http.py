@@ -84,8 +84,8 @@ class RestClient:
     def call(self, request: Request) -> Any:
         """Return the JSON value of a successful response.
 
-        Asks the next URL, and after a pause all URLs again, while a registry does not answer or reports an
-        error of its own. Raises SchemaRegistryError.
+        If a registry does not answer, or answers with an error that a retry may repair, the request goes to
+        the next URL. After a pause, all URLs are tried again. Raises SchemaRegistryError.
         """
         settings, started_ns = self._settings, self._runtime.monotonic_ns()
         deadline_ns = started_ns + settings["request.timeout.ms"] * 1_000_000
@@ -128,10 +128,11 @@ class RestClient:
         raise _failure(f"HTTP {status}, error code {code}: {message}", url, request, status, code)
 
     def _read(self, response: Any, url: str, request: Request, deadline_ns: int) -> bytes:
-        """Return the body. A compressed one is refused, because its size is unknown before it is read.
+        """Return the body. A compressed body is refused, because its size is unknown before it is read.
 
-        Nobody waits after the deadline. Without it, a body that arrives byte by byte would keep a thread and
-        a connection for days. Guard: test_a_response_that_never_ends_is_given_up.
+        Stop reading at the deadline, because no caller waits any longer. Without it, a body that arrives byte
+        by byte would keep a thread and a connection for days. Guard:
+        test_a_response_that_never_ends_is_given_up.
         """
         if response.headers.get("content-encoding", "identity") != "identity":
             raise _failure("the response is compressed, which was not requested", url, request, 200)

@@ -50,7 +50,7 @@ class JsonDeserializer(SchemaDeserializer):
     """A deserializer that reads JSON: `value_deserializer=JsonDeserializer(registry)`.
 
     Each value is checked against the schema that it was written with, unless json.fail.invalid.schema is
-    false. `config` has settings that differ from those of `registry`.
+    false. `config` overrides settings of `registry`.
     """
 
     def _decoder(self, schema_id: int) -> Decode:
@@ -94,7 +94,8 @@ def json_decoder(registry: SchemaRegistryClient, schema_id: int, *, is_checked: 
 
 def _check_of(registry: SchemaRegistryClient, schema: Schema, schema_id: int | None = None) -> Check:
     declared = _declared(schema, schema_id)
-    # This registry loads nothing from the addresses in a schema: only the meta-schemas and the references.
+    # The package jsonschema resolves references with this registry. It has only the meta-schemas and the
+    # schema's references, so nothing is loaded from the addresses in a schema.
     known = REGISTRY
     for name, referenced in referenced_schemas(registry, schema).items():
         contents = _declared(referenced, schema_id)

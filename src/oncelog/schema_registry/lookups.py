@@ -1,8 +1,8 @@
 """Runs look-ups in threads of their own, so that every wait for the registry has a limit.
 
-An HTTP client limits single steps, and neither the resolution of names nor a response that arrives byte by
-byte. So a look-up runs in a daemon thread, and a caller waits at most its own time. There is at most one
-thread for each key: callers of the same key share it.
+An HTTP client limits single steps, but neither the resolution of names nor a response that arrives byte by
+byte. So a look-up runs in a daemon thread, and each caller waits for at most `timeout_ms`. Callers that wait
+for the same key share one thread.
 """
 
 from __future__ import annotations

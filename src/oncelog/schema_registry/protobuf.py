@@ -100,9 +100,9 @@ class ProtobufSerializer(SchemaSerializer):
 class ProtobufDeserializer(SchemaDeserializer):
     """A deserializer that reads messages: `value_deserializer=ProtobufDeserializer(registry, User)`.
 
-    `message_class` is a class that protoc generated. With it, nothing is asked from the registry. None: the
-    classes are made from the schemas that the messages were written with. `config` has settings that differ
-    from those of `registry`.
+    `message_class` is a class that protoc generated; then the registry is not asked. If it is None, classes
+    are made from the schemas with which the messages were written. `config` overrides settings of
+    `registry`.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ def _file_proto(name: str, text: str, schema_id: int | None) -> Any:
     file = descriptor_pb2.FileDescriptorProto()
     try:
         file.ParseFromString(base64.b64decode(text, validate=True))
-    # protobuf raises DecodeError, base64 binascii.Error, and text that is not ASCII ValueError.
+    # protobuf raises DecodeError, and base64 binascii.Error, or ValueError for text that is not ASCII.
     except Exception as error:
         raise SchemaDataError(
             f"{_which(schema_id)}: the registry did not return a Protobuf descriptor in base 64, although "

@@ -11,9 +11,9 @@ MAX_REFERENCES = 200
 
 
 def referenced_schemas(registry: SchemaRegistryClient, schema: Schema) -> dict[str, Schema]:
-    """Return the schemas that `schema` refers to, by the names of the references.
+    """Return the schemas that `schema` refers to, directly or through others, by the names of the references.
 
-    A schema stands behind those that it refers to itself. Raises SchemaRegistryError, and SchemaDataError for
+    Each schema comes after the schemas that it refers to. Raises SchemaRegistryError, and SchemaDataError for
     more than MAX_REFERENCES.
     """
     found: dict[str, Schema] = {}

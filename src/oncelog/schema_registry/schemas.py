@@ -24,10 +24,10 @@ class SchemaReference:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A schema, with what it refers to.
+    """A schema and its references to other schemas.
 
-    `text` is JSON for Avro and JSON Schema. For Protobuf it is a FileDescriptorProto in base 64, which
-    registries accept and return in place of the text of a .proto file.
+    `text` is JSON for Avro and JSON Schema. For Protobuf it is a FileDescriptorProto in base 64. Registries
+    accept and return this form instead of the text of a .proto file.
     """
 
     text: str

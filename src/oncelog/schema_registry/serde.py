@@ -1,8 +1,8 @@
 """The base of the serializers and deserializers of all schema types: subjects, ids, caches and waiting.
 
-Clients call `serialize` and `deserialize`. Those of oncelog.aio call `is_ready` before, and await `prepare`
-if it returns False, so the event loop never waits for the registry. Both are documented in
-`oncelog.client.serialization`.
+Clients call `serialize` and `deserialize`. The clients of oncelog.aio first call `is_ready`, and await
+`prepare` if it returns False, so that the event loop never waits for the registry. Both protocols are
+documented in `oncelog.client.serialization`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Writer(NamedTuple):
 class SchemaSerializer(ABC):
     """The base class of the serializers.
 
-    `schema` may be only the text of a schema of the serializer's own type. `config` has settings that differ
-    from those of `registry`, for example subject.name.strategy. `is_key`: True for a `key_serializer`.
+    `schema` may be the text alone, if its type is that of the serializer. `config` overrides settings of
+    `registry`, for example subject.name.strategy. `is_key` is True for a `key_serializer`.
     """
 
     _text_type: ClassVar[SchemaType] = "AVRO"
@@ -114,7 +114,7 @@ class SchemaSerializer(ABC):
         return writer
 
     def _resolve(self, topic: str) -> tuple[str, int, Schema]:
-        """Return subject, id and schema for a topic, as the settings say."""
+        """Return subject, id and schema for a topic, as the settings require."""
         registry, settings, own = self._registry, self._settings, self._schema
         if (chosen := settings["use.schema.id"]) is not None:
             schema = registry.get_schema(chosen)
@@ -150,7 +150,7 @@ class SchemaSerializer(ABC):
 
 
 class SchemaDeserializer(ABC):
-    """The base class of the deserializers. `config` has settings that differ from those of `registry`."""
+    """The base class of the deserializers. `config` overrides settings of `registry`."""
 
     def __init__(self, registry: SchemaRegistryClient, *, config: Mapping[str, object] | None = None) -> None:
         self._registry = registry

@@ -38,9 +38,9 @@ def retry_pause_ms(
 ) -> int | None:
     """Return the pause before the next attempt of a request, or None if there is none.
 
-    `attempt` counts from 0, and attempt n asks URL n modulo `url_count`. `status` is the HTTP status, None
-    if there was no response. The other URLs are asked without a pause. A response that a repetition would
-    not change is not asked for again.
+    `attempt` counts from 0, and attempt n uses URL n modulo `url_count`. `status` is the HTTP status of the
+    response, or None if there was none. There is a pause only after all URLs were tried. A request is not
+    repeated if its response would be the same.
     """
     if status is not None and status not in RETRIABLE_STATUSES:
         return None

@@ -1,8 +1,8 @@
 """Confluent's wire format: a zero byte, a schema id of 4 bytes (big-endian), and the data. No I/O.
 
-In Protobuf, message indexes follow the id: the path to the message in its file. The first one counts the
-messages of the file, each further one the messages nested in the one before. They are zigzag varints after
-their number. The path [0], the first message of a file, is a single zero byte.
+In Protobuf data, message indexes follow the id. They are the path to the message in its file: the index of a
+message of the file, then of a message nested in that one, and so on. The number of indexes, and then each
+index, is a zigzag varint. The path [0], the first message of a file, is written as a single zero byte.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from oncelog.web.display import data_text
 from oncelog.web.reading import Message
 
 MAX_LOOKUPS = 50
-"""The maximum number of schema ids that a page asks the registry for. Later pages ask for further ones."""
+"""The maximum number of schema ids that one page looks up. The other ids are looked up by later pages."""
 MAX_LOOKUP_SECONDS = 5.0
-"""The time in seconds after which a page asks for no further schema ids. Each look-up has a limit of its own.
+"""The time in seconds after which a page looks up no further schema ids. Each look-up also has its own limit.
 
 Guard: test_a_slow_registry_delays_a_page_by_seconds_only.
 """
@@ -21,7 +21,7 @@ _NOT_FOUND = 404
 
 
 class MessageDecoder:
-    """The forms in which pages show keys and values. Without a registry, pages show their bytes.
+    """The converter of keys and values to the texts on pages. Without a registry, pages show the bytes.
 
     `deserializer` is an AnyDeserializer, or None.
     """
@@ -67,7 +67,7 @@ class _Page:
             return stored
         try:
             if (unknown := self._unknown.get(schema_id)) is not None:
-                raise unknown.with_traceback(None)  # each raise would add to its traceback
+                raise unknown.with_traceback(None)  # otherwise it would grow
             text = to_json(self._deserializer.deserialize(topic, data))
         except OncelogError as error:
             if isinstance(error, SchemaRegistryError) and error.status != _NOT_FOUND:
