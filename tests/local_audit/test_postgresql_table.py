@@ -43,7 +43,9 @@ def test_a_jdbc_url_names_a_database_and_a_table(url: str, uri: str, table: str 
 
 @pytest.mark.parametrize("url", ["postgresql://h/d", "jdbc:mysql://h/d", "jdbc:postgresql:d", "jdbc:"])
 def test_another_url_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"is no JDBC URL of PostgreSQL: expected jdbc:postgresql://HOST"):
+    with pytest.raises(
+        ConfigError, match=r"is not a JDBC URL of PostgreSQL: expected jdbc:postgresql://HOST"
+    ):
         parse_database(url)
 
 

@@ -46,9 +46,9 @@ def test_runs_of_repetitions_are_named_with_their_offsets(ours: str) -> None:
         (f.kind, f.partition, f.base_offset, f.last_offset, f.key, f.explanation) for f in result.findings
     ]
     assert rows == [
-        ("repeated_record", 0, 3, 5, "s-0:5", "2 records come again: offsets 5 to 6 of s-0, behind offset 6"),
-        ("repeated_record", 0, 7, 7, "s-0:6", "1 records come again: offsets 6 to 6 of s-0, behind offset 7"),
-        ("repeated_record", 1, 1, 1, "s-0:1", "1 records come again: offsets 1 to 1 of s-0, behind offset 1"),
+        ("repeated_record", 0, 3, 5, "s-0:5", "2 records repeat offsets 5 to 6 of s-0, after its offset 6"),
+        ("repeated_record", 0, 7, 7, "s-0:6", "1 records repeat offsets 6 to 6 of s-0, after its offset 7"),
+        ("repeated_record", 1, 1, 1, "s-0:1", "1 records repeat offsets 1 to 1 of s-0, after its offset 1"),
     ]
 
 
@@ -151,7 +151,7 @@ def test_what_was_found_before_a_check_failed_stays_in_the_result(
 
 
 def test_another_way_to_tell_repetitions_is_refused(ours: str) -> None:
-    with pytest.raises(MisuseError, match="distinct='key': the only way to tell repetitions is 'provenance'"):
+    with pytest.raises(MisuseError, match="distinct='key': expected None or 'provenance'"):
         audit_topic(ours, new_topic(ours), distinct="key")
 
 
@@ -163,14 +163,12 @@ def test_the_command_tells_totals_and_whether_a_filter_is_exact(ours: str) -> No
     assert ended.exit_code == 3 and "repeated_record" in ended.stdout
     assert ended.stderr.splitlines()[-3:] == [
         "4 records of 2 source records: 2 repetitions",
-        "a filter by provenance drops exactly the repetitions",
+        "a ProvenanceFilter drops exactly the repetitions",
         "verdict: violated (2 findings in 1 rows; a run is one row, and 1000 rows of a kind are shown)",
     ]
     write(ours, topic, 1, [(0, 2), (0, 9), (0, 8)])
     said = CliRunner().invoke(cli, arguments).stderr
-    assert (
-        "a filter by provenance is not exact here: 1 source records are only stored behind later ones" in said
-    )
+    assert "a ProvenanceFilter is not exact here: 1 source records are stored only after later ones" in said
     assert "; 1 source records are in several partitions, and it would keep several copies\n" in said
     refused = CliRunner().invoke(cli, [*arguments, "--files"])
     assert refused.exit_code == 2 and "--distinct cannot be combined with --files" in refused.stderr

@@ -697,7 +697,7 @@ def test_a_hint_that_is_behind_hides_no_rows(
     result = audit_table(broker.bootstrap_servers, transactions, f"iceberg:{tmp_path / 't'}")
     assert (result.verdict, result.totals.rows) == ("clean", len(COMMITTED))
     (metadata / "version-hint.text").write_text("a")
-    with pytest.raises(ConfigError, match="holds 'a', which is no version"):
+    with pytest.raises(ConfigError, match="contains 'a', which is not a version"):
         audit_table(broker.bootstrap_servers, transactions, f"iceberg:{tmp_path / 't'}")
 
 
@@ -850,7 +850,7 @@ def test_a_comparison_by_key_names_lost_doubled_and_unexpected_keys(
         ("unexpected_key", "k9", None, 1, ("part-1.parquet",)),
     ]
     assert (result.verdict, result.difference) == ("violated", (10, 10, 2, 1, 1, 1))
-    assert "cannot tell which row of a key is wrong" in result.notes[0]
+    assert "cannot show which row of a key is wrong" in result.notes[0]
     monkeypatch.setattr(key_counts, "ROWS_AT_ONCE", 3)
     assert audit_table(broker.bootstrap_servers, topic, table, by_key=True, columns="key=id") == result
 

@@ -20,8 +20,8 @@ class Place(NamedTuple):
 
 
 def repeated_key(key: Any, times: int, places: Sequence[Place]) -> AuditFinding:
-    """Return the finding about a key that `times` records of a topic have. `places` are the first two or more
-    of them.
+    """Return the finding about a key that `times` records of a topic have. `places` has the places of the
+    first two or more of these records.
     """
     first, second = places[:2]
     named = ", ".join(f"{place.partition}:{place.offset}" for place in places)

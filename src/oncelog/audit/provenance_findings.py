@@ -1,5 +1,5 @@
-"""The findings about provenance: source records that are stored more than once, and whether a filter is
-exact.
+"""The findings about provenance: source records that are stored more than once, and source records that a
+ProvenanceFilter would lose or keep twice.
 
 Two kinds are violations. A repeated_record is a run of records whose source records were already stored, or
 one source record with several copies. A record_in_two_partitions has copies in two target partitions, and a
@@ -69,7 +69,7 @@ class RepetitionRuns:
         elif run is not None:
             last = provenance.offset
             self._open[source] = run._replace(last=offset, source_last=last, records=run.records + 1)
-        elif self._room and highest is not None:  # `highest` is never None here
+        elif self._room and highest is not None:  # for mypy: `highest` is never None here
             at = provenance.offset
             self._open[source] = RepeatedRun(source, offset, offset, at, at, 1, highest)
             self._room -= 1
@@ -83,8 +83,8 @@ class RepetitionRuns:
 def repeated_run(tp: TopicPartition, run: RepeatedRun) -> AuditFinding:
     """Return the finding about a run of repetitions."""
     text = (
-        f"{run.records} records come again: offsets {run.source_first} to {run.source_last} of {run.source}, "
-        f"behind offset {run.highest}"
+        f"{run.records} records repeat offsets {run.source_first} to {run.source_last} of {run.source}, "
+        f"after its offset {run.highest}"
     )
     key = source_text(run.source, run.source_first)
     finding = finding_at("repeated_record", Place(*tp, run.first), None, key, text)
@@ -112,9 +112,9 @@ def repetitions(
 ) -> list[AuditFinding]:
     """Return the violations of a provenance check.
 
-    Normally these are runs of repetitions, and source records in two partitions. Runs are only exact if no
-    record is late, because a late record is also not above the highest offset. If a record is late, return
-    one finding for each repeated source record instead.
+    Normally these are runs of repetitions, and source records in two partitions. A late record looks like a
+    repetition, because its source offset is not above the highest one either. So if any record is late,
+    return one finding for each repeated source record instead.
     """
     if totals.filter_loses:
         return [repeated_record(copies) for copies in repeated]
@@ -133,9 +133,7 @@ def repeated_record(copies: SourceCopies) -> AuditFinding:
 
 def late_record(copies: SourceCopies) -> AuditFinding:
     """Return the note about a source record whose copies are all stored after later source records."""
-    text = (
-        f"{copies.source} is only stored behind later offsets of its source: a filter by provenance drops it"
-    )
+    text = f"{copies.source} is stored only after higher offsets of its source: a ProvenanceFilter drops it"
     return finding_at("late_record", copies.places[0], None, copies.source, text)
 
 
@@ -143,8 +141,8 @@ def record_in_two_partitions(copies: SourceCopies) -> AuditFinding:
     """Return the finding about a source record whose copies are in several partitions of the target."""
     first, second = copies.places[:2]
     text = (
-        f"{copies.source} is in partition {first.partition} at offset {first.offset} too: a filter by "
-        "provenance has a state for each partition, and keeps both"
+        f"{copies.source} is also in partition {first.partition} at offset {first.offset}: a "
+        "ProvenanceFilter has a separate state for each partition, and keeps both"
     )
     return finding_at("record_in_two_partitions", second, first.offset, copies.source, text)
 

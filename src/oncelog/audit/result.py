@@ -198,9 +198,7 @@ FINDING_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Facts about a partition that an audit cannot read from its batches. PartitionAudit describes each
-    field.
-    """
+    """Facts about a partition that its batches do not show. PartitionAudit documents each field."""
 
     log_start_offset: int
     is_compacted: bool = False

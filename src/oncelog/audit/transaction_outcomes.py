@@ -121,8 +121,8 @@ class TransactionAudit:
             self._see_marker(batch, producer, producer_id, epoch, batch.is_commit)
 
     def lose_sight(self, batch: StoredBatch) -> None:
-        """Forget the open transactions that a damaged batch may have ended, so that none is reported by
-        mistake.
+        """Forget the open transactions that a damaged batch may have ended. Otherwise they would be reported
+        as open by mistake.
 
         The batch may be a marker of the producer in its header. If the header is unreadable, the batch may be
         a marker of any producer.

@@ -67,14 +67,14 @@ _TABLE_WIDE = ("severity", "key")
 @click.option(
     "--columns",
     metavar="topic=NAME,...",
-    help="The columns of --table, for those with other names than topic, partition, offset and key.",
+    help="The columns of --table that are not named topic, partition, offset and key.",
 )
 @click.option(
     "--by",
     type=click.Choice(["offset", "key"]),
     default="offset",
     show_default=True,
-    help="Compare --table by topic, partition and offset; or by the number of rows of each key: proves less.",
+    help="Compare --table by offset, or by key: the number of rows of each key, which proves less.",
 )
 @click.option(
     "--local/--spark",
@@ -330,15 +330,15 @@ def _summary(result: AuditResult) -> list[str]:
 def _provenance_lines(totals: ProvenanceTotals) -> list[str]:
     lines = [f"{totals.records} records of {totals.sources} source records: {totals.repeated} repetitions"]
     problems = (
-        (totals.filter_loses, "source records are only stored behind later ones, and it would drop them"),
+        (totals.filter_loses, "source records are stored only after later ones, and it would drop them"),
         (totals.filter_doubles, "source records are in several partitions, and it would keep several copies"),
         (totals.malformed, "records have malformed provenance headers"),
         (totals.unmarked, "records have no provenance headers"),
     )
     found = [f"{count} {problem}" for count, problem in problems if count]
     if found:
-        return [*lines, "a filter by provenance is not exact here: " + "; ".join(found)]
-    return [*lines, "a filter by provenance drops exactly the repetitions"]
+        return [*lines, "a ProvenanceFilter is not exact here: " + "; ".join(found)]
+    return [*lines, "a ProvenanceFilter drops exactly the repetitions"]
 
 
 def _more(result: AuditResult) -> str:

@@ -1,8 +1,8 @@
 """The audit in one process, for topics and segment files that fit one machine.
 
-It has the findings, totals and verdicts of the audit on Spark (oncelog.spark.audit). The headers of a
-partition's batches pass through the rules of oncelog.audit while they are read. Memory holds the state of the
-rules for one partition, and 34 bytes for each transaction that must have the same outcome in all partitions.
+Its findings, totals and verdicts are those of the audit on Spark (oncelog.spark.audit). Each batch header is
+checked by the rules of oncelog.audit as soon as it is read. Memory holds the state of the rules for one
+partition, and 34 bytes for each transaction whose outcomes in several partitions must be compared.
 """
 
 from __future__ import annotations
@@ -215,8 +215,8 @@ def judge(
 
 
 class _Outcomes:
-    """A collector of transaction outcomes that must be equal in all partitions. It stores them as columns to
-    save memory.
+    """A collector of the outcomes of transactions in each partition. A transaction must have the same outcome
+    in all its partitions. The outcomes are stored as columns to save memory.
     """
 
     def __init__(self, tps: Sequence[TopicPartition]) -> None:
@@ -265,7 +265,7 @@ class _Outcomes:
 def check_distinct(distinct: str | None) -> None:
     """Raise MisuseError if `distinct` is neither None nor "provenance"."""
     if distinct not in (None, "provenance"):
-        raise MisuseError(f"distinct={distinct!r}: the only way to tell repetitions is 'provenance'")
+        raise MisuseError(f"distinct={distinct!r}: expected None or 'provenance'")
 
 
 def _check_records(
@@ -293,7 +293,7 @@ def _check_records(
             keys = compared._replace(findings=keys.findings + compared.findings, totals=keys.totals)
     except OncelogError:
         # Readers of keys stop at damaged data with an error. The findings locate the damage better than this
-        # error, so refer to them. What was found before stays. Guard:
+        # error, so the text names the first of them. Results from before the error stay. Guard:
         # test_what_was_found_before_a_check_failed_stays_in_the_result.
         damage = next((finding for finding in judged.findings if finding.kind in DAMAGE_KINDS), None)
         if damage is not None:
@@ -311,6 +311,6 @@ def _check_records(
 
 
 def not_checked(*, keys: bool, provenance: bool) -> str:
-    """Return the beginning of a text: that keys, provenance or both were not checked."""
+    """Return "keys were not checked", or the same about provenance or both, as the beginning of a text."""
     what = [name for name, is_missing in (("keys", keys), ("provenance", provenance)) if is_missing]
     return f"{' and '.join(what)} {'were' if keys else 'was'} not checked"

@@ -1,9 +1,9 @@
 """The check of provenance without Spark: is a source record stored more than once, and would a
-ProvenanceFilter be exact?
+ProvenanceFilter return each source record once?
 
-The rule of a ProvenanceFilter reads the records of each partition in stored order, and finds the runs of
-repetitions. The copies of each source record are counted, in bounded memory, by partition and by the rule's
-verdict.
+The records of each partition are read in stored order and judged by the rule of a ProvenanceFilter, which
+finds the runs of repetitions. The copies of each source record are counted in bounded memory, by partition
+and by verdict.
 """
 
 from __future__ import annotations

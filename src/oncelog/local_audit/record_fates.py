@@ -1,7 +1,7 @@
 """The fate of every record of a partition, as an array with one code per offset.
 
-Only headers and markers are read, because a batch with a record for each of its offsets needs no decoding. If
-compaction has removed some records of a batch, the remaining ones are decoded, as columns.
+Normally only batch headers and markers are read, because all records of a batch have the same fate. If
+compaction has removed some records of a batch, the other ones are decoded to find their offsets.
 """
 
 from __future__ import annotations
@@ -107,9 +107,7 @@ class RecordFates:
                     return
 
     def _find_ends(self) -> dict[int, _Ends]:
-        """Return the markers from the last stable offset to the end, by producer id. They are read once and
-        kept.
-        """
+        """Return the markers from the last stable offset to the end, by producer id. The result is cached."""
         if self._ends is not None:
             return self._ends
         found: dict[int, _Ends] = {}
@@ -136,8 +134,8 @@ def _fate_if_stable(batch: FetchedBatch) -> RecordFate | None:
 
 
 def _fate_if_unstable(header: BatchHeader, ends: dict[int, _Ends]) -> RecordFate | None:
-    """Return the fate of a batch at or above the last stable offset. The next marker of its producer decides
-    it.
+    """Return the fate of a batch at or above the last stable offset: the outcome in the next marker of its
+    producer.
     """
     if header.is_control:
         return None

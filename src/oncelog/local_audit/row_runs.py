@@ -1,7 +1,7 @@
 """The rows of a table by partition and offset, in bounded memory.
 
-Rows arrive in any order. Rows are joined to runs of consecutive offsets, which are cut at the borders of
-windows of WINDOW_OFFSETS offsets. When RUNS_IN_MEMORY runs are in memory, they go to a temporary file, by
+Rows arrive in any order. Consecutive offsets are joined to runs, which are cut at the borders of windows of
+WINDOW_OFFSETS offsets. As soon as RUNS_IN_MEMORY runs are in memory, they are written to a temporary file, by
 partition and window. A run takes 28 bytes, and there are at most as many runs as rows.
 """
 
@@ -61,8 +61,8 @@ class OutsideRows:
 
 
 def row_count(runs: Runs) -> int:
-    """Return the number of rows in the runs. The arithmetic is unsigned, because a run of SQLite may span
-    more than 2**63 offsets.
+    """Return the number of rows in the runs. The arithmetic is unsigned, because a run of rows in a SQLite
+    table may span more than 2**63 offsets.
     """
     sizes = runs["last"].astype(np.uint64) - runs["first"].astype(np.uint64) + np.uint64(1)
     return int((sizes * runs["times"].astype(np.uint64)).sum())

@@ -1,7 +1,7 @@
 """Segment files for the audit: find them, and read the headers of their batches.
 
-pyarrow.fs opens the files. They are read a megabyte at a time. `.txnindex` files
-show which batches a read_committed reader gets, as in the broker.
+pyarrow.fs opens the files, which are read a megabyte at a time. `.txnindex` files list the aborted
+transactions, as they do for the broker. So the audit learns which batches a read_committed reader gets.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ZEROS_AT_ONCE = 1 << 20
 
 
 class Segment(NamedTuple):
-    """A segment's `.log` file. `has_index` is True if the segment's `.txnindex` exists and is not empty."""
+    """A `.log` file. `has_index` is True if the segment also has a `.txnindex` file that is not empty."""
 
     base_offset: int
     size_bytes: int
@@ -273,15 +273,15 @@ def open_segment(system: fs.FileSystem, path: str) -> Iterator[tuple[_ArrowFile,
 class Damage(NamedTuple):
     """Bytes in a segment file that are not a batch.
 
-    They begin at `position` in the file, where the batch with `offset` should begin. They end at `behind`,
-    the position of the next batch, whose base offset is `next_offset`. `behind` and `next_offset` are None if
-    the damage reaches the end of the file.
+    They begin at `position` in the file, where the batch with `offset` should begin. They end at
+    `next_position`, where the next batch begins, whose base offset is `next_offset`. Both are None if the
+    damage reaches the end of the file.
     """
 
     position: int
     offset: int
     reason: str
-    behind: int | None
+    next_position: int | None
     next_offset: int | None
 
 
@@ -382,7 +382,7 @@ def _no_batch(
     not below the recovery point. A broker has synced everything below the recovery point.
     """
     torn = None
-    if following is None and damage.behind is None:
+    if following is None and damage.next_position is None:
         torn = _why_torn(file, damage, size_bytes)
     problem = f"{path} at position {damage.position}: {torn or damage.reason}"
     if torn is not None and files.recovery_point is not None and damage.offset < files.recovery_point:

@@ -7,8 +7,9 @@ The order of the look-ups allows producers and writers to run during the audit:
     3. the end of what is written and what is committed (`end`, `stable_end`), and the log start
     4. the table's rows are read, then the topic's headers, window by window
 
-A record that was committed before 1 must have a row. A row that exists at 2 must be of a record that is
-committed at 3. So a record that is committed between 1 and 3 is never a finding, with or without a row.
+A record that was committed before look-up 1 must have a row. A row that is in the table at 2 must belong to a
+record that is committed at 3. So a record that is committed between 1 and 3 is never a finding, with or
+without a row.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def audit_table(
     for the topic, all rows belong to the only audited topic.
 
     `by_key` compares by key instead: each key must have as many rows as it has committed records. Records and
-    rows without a key are only counted. This does not show which row of a key is wrong, or that a row is of
-    an aborted record. It finds nothing if one record of a key has no row and another one has two.
+    rows without a key are only counted. This does not show which row of a key is wrong, or that a row belongs
+    to an aborted record. It finds nothing if one record of a key has no row and another one has two.
 
     `compacted_topics` are topics that were compacted in the past. The audit detects by itself which topics
     are compacted now. `client_config` contains additional consumer settings. `max_findings` limits the listed
@@ -260,7 +261,7 @@ def notes_of(
     if count := sum(t.not_judged_rows for t in totals.values()):
         notes.append(f"{count} rows were not judged: their records are gone (log start, compaction)")
     if trimmed := sum(1 for snapshot in snapshots.values() if snapshot.log_start):
-        notes.append(f"{trimmed} partitions begin above offset 0: nothing says which rows there were before")
+        notes.append(f"{trimmed} partitions begin above offset 0: rows that removed records lack are not found")
     if held := sum(max(0, s.end - s.expected_end) for s in snapshots.values()):
         why = "they are newer than the look-up, or held back by an open transaction"
         notes.append(f"{held} offsets need no row: {why}")
@@ -279,8 +280,8 @@ def _notes_on_rows(rows: RowRuns) -> list[str]:
 # Comparison by key
 
 _KEY_LIMITS = (
-    "compared by key only: this cannot tell which row of a key is wrong, nor that one record of a key is "
-    "missing while another is there twice, nor whether a row is of an aborted record"
+    "compared by key only: this cannot show which row of a key is wrong, that one record of a key is missing "
+    "while another one has two rows, or that a row belongs to an aborted record"
 )
 
 
@@ -296,7 +297,7 @@ def _audit_keys(
 ) -> TableAuditResult:
     """Compare the rows of each key with the records before the table was opened.
 
-    Records between the two look-ups need no row, and may have one. See
+    Records that were committed between the two look-ups need no row, and may have one. See
     test_a_comparison_by_key_accuses_no_row_that_a_writer_adds_meanwhile.
     """
     tps = sorted(before.earliest)

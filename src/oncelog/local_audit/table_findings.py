@@ -60,5 +60,5 @@ def outside_finding(
 
 def unlocated_finding(file: str, rows: int) -> TableFinding:
     """Return the finding about rows with NULL as topic, partition or offset."""
-    text = f"{rows} rows have NULL as topic, partition or offset: they are of no record"
+    text = f"{rows} rows have NULL as topic, partition or offset: they belong to no record"
     return TableFinding("unlocated_row", None, None, None, None, rows, (file,), None, text)

@@ -126,8 +126,8 @@ def look_up(
     """Look up and return the offsets and the bounds of each partition. The audit then reads exactly these
     offsets.
 
-    If the offsets were looked up again before the read, a log start that moved in between would be reported
-    as a violation.
+    Do not look them up a second time before the read: a log start that moved in between would be reported as
+    a violation.
     """
     with OffsetResolver(parse_options({**options, "kafka.isolation.level": "read_committed"})) as resolver:
         now = resolver.available()

@@ -43,7 +43,7 @@ class ProvenanceFilter:
         """Begin to filter a partition from `committed` on, with the state in the metadata of `committed`.
 
         Without `committed` the state is empty. That is right only if reading starts at the first record of
-        the partition. Raises MisuseError if `committed` has no state of a filter.
+        the partition. Raises MisuseError if the metadata is not the state of a filter.
         """
         offset, state = (0, {}) if committed is None else (committed.offset, _parse(tp, committed))
         self._highest[tp], self._next[tp] = HighestOffsets(state), offset
@@ -61,8 +61,8 @@ class ProvenanceFilter:
             raise MisuseError(f"call start({tp}) before the first record of the partition is filtered")
         if record.offset < position:
             raise MisuseError(
-                f"{tp}: the record at offset {record.offset} comes again, and the state is that of offset "
-                f"{position}: after going back, call start() with the committed offset"
+                f"{tp}: the record at offset {record.offset} is below the filter's position {position}: "
+                "after a seek backwards, call start() with the committed offset"
             )
         provenance = read_provenance(record.headers)
         if isinstance(provenance, Provenance):
@@ -75,11 +75,11 @@ class ProvenanceFilter:
         return True
 
     def committable(self, tp: TopicPartition) -> OffsetAndMetadata:
-        """Return the position after the last record passed to `accept`, with the state as metadata.
+        """Return the position after the last record passed to `accept`, with the filter's state as metadata.
 
-        With offsets of ten digits, the text takes about 17 bytes for each source partition. Brokers accept
-        4096 bytes by default (offset.metadata.max.bytes), and refuse the commit of a longer text. Raises
-        MisuseError without `start`.
+        With offsets of ten digits, the metadata takes about 17 bytes for each source partition. Brokers
+        accept 4096 bytes by default (offset.metadata.max.bytes), and refuse a commit with longer metadata.
+        Raises MisuseError if `start` was not called for the partition.
         """
         if tp not in self._next:
             raise MisuseError(f"call start({tp}) first")

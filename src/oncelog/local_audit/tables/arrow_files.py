@@ -123,7 +123,7 @@ def _read(file: DataFile, names: list[str]) -> Iterator[Any]:
             raise missing_column(name, present, file.name)
         if present.count(name) > 1:
             raise ConfigError(
-                f"{file.name} has {present.count(name)} columns {name!r}: none of them is chosen"
+                f"{file.name} has {present.count(name)} columns {name!r}: it must have only one"
             )
     stored = [name for name in names if name not in file.constants]
     if not stored:
@@ -154,7 +154,7 @@ def _integers(file: DataFile, batch: Any, name: str) -> Any:
             value = None if text is None else int(text)
             return pa.repeat(pa.scalar(value, pa.int64()), batch.num_rows)
         except (ValueError, pa.ArrowInvalid, OverflowError):
-            raise ConfigError(f"{file.name}: {name}={text} in the path is no 64-bit integer") from None
+            raise ConfigError(f"{file.name}: {name}={text} in the path is not a 64-bit integer") from None
     column = batch[name]
     if not pa.types.is_integer(column.type) and not pa.types.is_null(column.type):
         raise ConfigError(f"{file.name}: column {name!r} is {column.type}, but must be an integer")
@@ -330,8 +330,8 @@ def _constants(name: str) -> dict[str, str | None]:
 def open_delta(path: str, columns: Columns, topics: Sequence[str]) -> ArrowTable:
     """Return the newest version of a Delta Lake table.
 
-    Raises MissingDependency without the package deltalake, and ConfigError for a path that is not a table, or
-    for a table with features that the package cannot read (deletion vectors, column mapping).
+    Raises MissingDependency if the package deltalake is missing. Raises ConfigError for a path that is not a
+    table, or for a table with features that the package cannot read (deletion vectors, column mapping).
     """
     try:
         from deltalake import DeltaTable

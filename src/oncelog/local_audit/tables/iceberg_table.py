@@ -23,8 +23,8 @@ def open_iceberg(place: str, columns: Columns, topics: Sequence[str]) -> ArrowTa
     `place` is a table's name in the default catalog of pyiceberg's configuration (`lake.payments`), a
     metadata file, or the directory of a table in a Hadoop catalog.
 
-    Raises MissingDependency without the package pyiceberg, and ConfigError for a place that is not a table,
-    or for a table that the package cannot read (equality deletes).
+    Raises MissingDependency if the package pyiceberg is missing. Raises ConfigError for a place that is not a
+    table, or for a table that the package cannot read (equality deletes).
     """
     if find_spec("pyiceberg") is None:
         raise MissingDependency("iceberg:TABLE needs the package pyiceberg: pip install 'oncelog[iceberg]'")
@@ -36,8 +36,8 @@ def open_iceberg(place: str, columns: Columns, topics: Sequence[str]) -> ArrowTa
     except Exception as error:  # each kind of catalog raises exceptions of its own packages
         raise ConfigError(f"{place}: cannot read this Iceberg table: {without_login(str(error))}") from error
     tasks.sort(key=lambda task: str(task.file.file_path))
-    # `column_names` also has the fields of structs, which are not columns of a batch. See
-    # test_fields_and_files_that_cannot_be_read_are_refused.
+    # Do not use `schema().column_names`: it also names the fields of structs, which are not columns of a
+    # batch. See test_fields_and_files_that_cannot_be_read_are_refused.
     names = [field.name for field in table.schema().fields]
 
     def data_files() -> Iterator[DataFile]:
@@ -72,11 +72,11 @@ def _newest_metadata(directory: str) -> str:
             hint = stream.read().decode().strip()
     except FileNotFoundError:
         raise ConfigError(
-            f"{directory} has no metadata/{_HINT}, so its newest metadata file is not known: give the "
+            f"{directory} has no metadata/{_HINT}, so its newest metadata file is unknown: give the "
             "table's name in a catalog, or that file (....metadata.json)"
         ) from None
     if not hint.isdecimal():
-        raise ConfigError(f"{directory}: {_HINT} holds {hint[:80]!r}, which is no version")
+        raise ConfigError(f"{directory}: {_HINT} contains {hint[:80]!r}, which is not a version")
     version = int(hint)
     # A writer that was killed after its commit has not updated the hint. So look for newer versions, as
     # Iceberg's Java readers do. See test_a_hint_that_is_behind_hides_no_rows.

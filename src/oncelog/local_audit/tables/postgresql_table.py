@@ -1,11 +1,11 @@
 """Tables of PostgreSQL databases, read as columns through ADBC (the package adbc-driver-postgresql).
 
 A JDBC URL names the database, as it does in Spark's jobs: `jdbc:postgresql://HOST:PORT/DB?user=NAME`. Without
-`jdbc:` it is a URI of libpq, which ADBC uses. What the URL lacks comes from libpq's environment variables
-(PGUSER, PGPASSWORD) and from ~/.pgpass.
+`jdbc:` it is a URI of libpq, which ADBC uses. If the URL has no user or password, libpq takes them from its
+environment variables (PGUSER, PGPASSWORD) and from ~/.pgpass.
 
-Errors of libpq may quote a part of the URI, so no text of an error is shown before `Database.hidden` has
-masked the password.
+Errors of libpq may quote a part of the URI. So the text of each error passes through `Database.hidden`, which
+masks the password.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WHERE a.attrelid = to_regclass($1) AND 'bpchar'::regtype IN (t.oid, t.typbasetyp
 _LOCKABLE = frozenset("rpv")
 """The kinds of relations that LOCK TABLE accepts: tables, partitioned tables and views."""
 _BATCH_OPTIONS = {"adbc.postgresql.batch_size_hint_bytes": str(4 << 20)}
-"""ADBC's default of 16 MB would be several hundred thousand rows."""
+"""4 MB for each batch of rows. ADBC's default of 16 MB would be several hundred thousand rows in memory."""
 
 
 class Database(NamedTuple):
@@ -84,7 +84,7 @@ def parse_database(url: str) -> Database:
 def connect(database: Database, *, autocommit: bool = False) -> Any:
     """Return a connection of the package adbc-driver-postgresql (DB-API 2.0).
 
-    Raises MissingDependency without the package, and StorageError if the database cannot be reached.
+    Raises MissingDependency if the package is missing, and StorageError if the database cannot be reached.
     """
     try:
         from adbc_driver_postgresql import dbapi
@@ -122,7 +122,7 @@ def open_postgresql(path: str, columns: Columns, topics: Sequence[str]) -> Arrow
     """Return a table or view as it is now: one read-only transaction reads all of it.
 
     `path` is a JDBC URL without `jdbc:`. Its parameter `table` is a name as in SQL, with or without a schema.
-    Raises ConfigError without such a table, MissingDependency, and StorageError.
+    Raises ConfigError if there is no such table, MissingDependency, and StorageError.
     """
     database = parse_database(f"jdbc:{path}")
     place = database.hidden(f"jdbc:{path}")

@@ -154,7 +154,7 @@ class SqliteTable:
         """Raise ConfigError. A comparison by key is not supported, because SQLite returns a Python object for
         each key and no columns.
         """
-        raise ConfigError("--by key is not for SQLite tables; compare an SQLite table by offset")
+        raise ConfigError("--by key does not support SQLite tables; compare a SQLite table by offset")
 
 
 def _name(name: str) -> str:

@@ -1,4 +1,6 @@
-"""The table of an audit: its format and path, and the columns with the place of each row's record."""
+"""The table of an audit: its format and path, and its columns with topic, partition and offset of a row's
+record.
+"""
 
 from __future__ import annotations
 

@@ -34,9 +34,9 @@ _ROWS_AT_ONCE = 10_000
 _TOTALS_FIELDS = tuple(asdict(PartitionTotals()))
 _RESULT_SCHEMA = pa.schema([*FINDING_SCHEMA, *((name, pa.int64()) for name in _TOTALS_FIELDS)])
 """The rows that a task returns: one row per finding, and one row per partition with the totals and `kind`
-null. There is also one row per transaction outcome that must be equal in all partitions. In a row for an
-outcome, `base_offset` is the offset of the transaction's first data, and `other_offset` is the offset of the
-marker.
+null. There is also one row per transaction outcome; the driver compares it with those in other partitions. In
+a row for an outcome, `base_offset` is the offset of the transaction's first data, and `other_offset` is the
+offset of the marker.
 """
 _RESULT_DDL = (
     "kind string, topic string, partition int, base_offset bigint, last_offset bigint, producer_id bigint, "
