@@ -195,7 +195,7 @@ def test_a_run_that_takes_too_long_names_the_log_of_the_driver(
     [
         (ExitKind.FAILED, MAX_FAILURES, f"the pipeline failed {MAX_FAILURES} times, last with: broken"),
         (ExitKind.DIED, MAX_FAILURES, f"the pipeline failed {MAX_FAILURES} times"),
-        (ExitKind.REFUSED, 1, "the pipeline cannot go on: broken"),
+        (ExitKind.REFUSED, 1, "the pipeline cannot continue: broken"),
     ],
 )
 def test_a_pipeline_that_fails_by_itself_is_given_up(

@@ -145,11 +145,11 @@ def command(
       oncelog trial to_postgresql.py --target postgresql --database jdbc:postgresql://127.0.0.1:5432/test
       oncelog trial mine.py --set KAFKA={bootstrap_servers} --set IN={source} --set OUT={target}
 
-    Each cell of the matrix is one run with one fault. A fault that did not happen is no proof.
+    Each cell of the matrix is one run with one fault. If the fault did not happen, the run proves nothing.
 
     \b
     Exit codes: 0 every fault happened and every row is there once, 1 a run failed or a fault did not happen,
-    2 usage or a file that is no pipeline, 3 a row was lost or doubled.
+    2 usage or a file that is not a pipeline, 3 a row was lost or doubled.
     """
     from oncelog.spark.session import check_spark
     from oncelog.trial.judgement import exit_code

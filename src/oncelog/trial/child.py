@@ -15,7 +15,7 @@ from oncelog.trial.plan import Strike
 
 
 def main(arguments: list[str]) -> None:
-    """Run the job that is given on standard input."""
+    """Run the job that standard input describes."""
     if len(arguments) > 1:
         instrument(Path(arguments[0]), Strike(arguments[1]))
     child.main()

@@ -16,7 +16,7 @@ from oncelog.trial.plan import Strike
 
 
 class Driver:
-    """The process of a pipeline and its JVM. As a context manager, it kills both at the end.
+    """The process of a pipeline and its JVM. Use it as a context manager, which kills both at the end.
 
     Output of all starts is appended to `log_file`. `control` is the directory for `fault_point`.
     """

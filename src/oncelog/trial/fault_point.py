@@ -1,13 +1,14 @@
 """The faults inside the pipeline's processes: a task fails, or a micro-batch is held at its end.
 
-A step between the source and the user's plan runs in Spark's Python workers. The functions of foreachBatch
-run in the driver. The trial and these processes communicate by files in a control directory:
+A step between the source and the user's plan runs in Spark's Python workers, and makes a task fail. A wrapper
+of the functions of foreachBatch runs in the driver, and holds a micro-batch. A task is "struck" if it was
+chosen to fail. The trial and these processes communicate by files in a control directory:
 
-    armed           by the trial: tasks that read rows are struck, or the next micro-batch is held
+    armed           by the trial: strike a task of each stage that reads rows, or hold the next micro-batch
     struck-STAGE    by a task: it is struck, and no other task of its stage will be
-    written-STAGE   by the trial: a write has reached the target since then, so the struck task may fail
+    written-STAGE   by the trial: a write has reached the target since the strike, so the task may fail
     raised-STAGE    by a task: it fails now
-    repeated        by a task: Spark repeats the task after this failure, so the failure mattered
+    repeated        by a task: Spark repeats the task after this failure, so the failure had an effect
 
 One task of each stage fails, because a pipeline may read a micro-batch before it writes it, for example with
 `isEmpty()` or `count()`. A failure in such a job proves nothing about the sink. Spark even ignores the
@@ -37,7 +38,7 @@ _WAIT_TIMEOUT_S = 10.0
 """Longest wait for a write in seconds. Some sinks write nothing before their task has all rows."""
 _POLL_S = 0.02
 _EXECUTOR = "CoarseGrainedExecutorBackend"
-"""The main class of an executor's JVM, of whatever cluster manager."""
+"""Part of the name of the main class of an executor's JVM, with any cluster manager."""
 
 
 class TaskFault(RuntimeError):
@@ -86,7 +87,9 @@ def _follow_sources(control: Path, strike: Strike) -> None:
 def pass_rows(
     batches: Iterable[pa.RecordBatch], *, control: str, strike: str, driver: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a task. Unless its stage was struck before, fail after some of them, or after all.
+    """Yield the rows of a task. If the fault is armed, the first task of each stage fails after some rows.
+
+    A task with at most _BATCHES_BEFORE Arrow batches fails after its last row.
 
     `driver` distinguishes the stages of this driver process from those of earlier ones.
     """
@@ -129,7 +132,7 @@ def _strike_if_armed(control: Path, strike: str, stage_name: str) -> None:
 
 
 def _victims(strike: str) -> list[int]:
-    """Return the processes to kill. This process is the last of them."""
+    """Return the ids of the processes to kill, with this process last."""
     match Strike(strike):
         case Strike.KILL_WORKER:
             return [os.getpid()]
@@ -186,7 +189,8 @@ class Strikes:
     def look(self, writes: int) -> None:
         """Let each struck task fail as soon as a write has reached the target since it was struck.
 
-        `writes` counts the writes since the fault was prepared. For the first struck task, all of them count.
+        `writes` counts the writes since the fault was prepared. The first struck task may fail if there was
+        any write since then.
         """
         for file in self._control.glob(f"{STRUCK}-*"):
             stage_name = file.name.removeprefix(f"{STRUCK}-")
@@ -209,7 +213,7 @@ class Strikes:
 
     @property
     def has_counted(self) -> bool:
-        """True if the failure of a task mattered: Spark has repeated the task, or the query has failed."""
+        """True if the failure of a task had an effect: Spark repeated the task, or the query failed."""
         return self._has_failed_query or (self._control / REPEATED).exists()
 
 

@@ -1,4 +1,4 @@
-"""The cells of a trial: the fault of each run, its moment, and what proves that it happened. No I/O.
+"""The cells of a trial: the fault of each run, when it happens, and what proves that it happened. No I/O.
 
 The moments of a kill, in the order of a micro-batch:
 
@@ -95,6 +95,7 @@ class Cell:
 
     @property
     def is_calm(self) -> bool:
+        """True for the control, the run without a fault."""
         return self.strike is None and self.network is None and self.kill_at is None
 
 
@@ -113,33 +114,33 @@ CELLS = (
     ),
     Cell(
         "driver-before-write",
-        "the driver is killed, the micro-batch planned and no row written",
+        "the driver is killed after a micro-batch is planned and before a row is written",
         network=Network.LOSE_READS,
         kill_at=Moment.PLANNED,
     ),
     Cell(
         "driver-in-write",
-        "the driver is killed, rows written and the micro-batch not finished",
+        "the driver is killed after rows are written and before the micro-batch is finished",
         strike=Strike.HOLD,
         network=Network.LOSE_ACKNOWLEDGEMENTS,
         kill_at=Moment.STORED,
     ),
     Cell(
         "driver-in-commit",
-        "the driver is killed, a transaction committed and its response lost",
+        "the driver is killed after a transaction is committed whose response is lost",
         network=Network.LOSE_COMMITS,
         kill_at=Moment.COMMITTING,
     ),
     Cell(
         "commit-lost",
-        "the driver is killed, the sink's commit done and Spark's commit log without its last entry",
+        "the driver is killed after the sink's commit, and Spark's commit log loses its last entry",
         kill_at=Moment.COMMITTED,
         removes_commit=True,
     ),
-    Cell("driver-after-commit", "the driver is killed, Spark's commit done", kill_at=Moment.COMMITTED),
+    Cell("driver-after-commit", "the driver is killed after Spark's commit", kill_at=Moment.COMMITTED),
     Cell(
         "answers-cut",
-        "responses to what the pipeline sends are lost, their connections cut",
+        "responses to the pipeline's requests are lost together with their connections",
         network=Network.CUT_ANSWERS,
     ),
 )
@@ -235,8 +236,8 @@ def why_not(cell: Cell, evidence: Evidence) -> str | None:
             return "only rows of an earlier micro-batch were written"
         case Moment.COMMITTED if not evidence.is_consumed:
             return "the micro-batch was not committed"
-        # After the restart, Spark repeats the newest planned micro-batch. The repetition proves something
-        # only if this is the micro-batch whose commit was removed, and only if it has rows.
+        # After the restart, Spark repeats the newest planned micro-batch. The run proves something only if
+        # that is the micro-batch whose commit was removed, and if it has rows.
         case Moment.COMMITTED if cell.removes_commit and evidence.is_planned:
             return "the next micro-batch was planned before the driver was dead"
         case Moment.COMMITTED if cell.removes_commit and not evidence.has_rows:
@@ -249,8 +250,8 @@ def why_not(cell: Cell, evidence: Evidence) -> str | None:
 def master_of(cell: Cell, master: str) -> str:
     """Return the Spark master of a run.
 
-    With `local[N]`, the driver's JVM runs the tasks. So a cell that kills an executor gets a master that
-    starts executors as processes.
+    With `local[N]`, the driver's JVM runs the tasks itself. So a cell that kills an executor gets a master
+    that starts executors as separate processes.
     """
     has_executors = not master.startswith("local") or master.startswith("local-cluster")
     if cell.strike is Strike.KILL_EXECUTOR and not has_executors:

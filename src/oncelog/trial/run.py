@@ -31,7 +31,7 @@ from oncelog.trial.targets import PostgresqlTarget, Target, target_of
 PARTITIONS = 2
 """Partitions of the source, and of the target if it is a topic."""
 MAX_FAILURES = 5
-"""A query that fails this often without a fault of the trial is not started again."""
+"""A query that fails this often for a reason other than the trial's faults is not started again."""
 _POLL_S = 0.005
 _CUT_APIS = (
     "Fetch",
@@ -44,7 +44,7 @@ _CUT_APIS = (
 )
 _NOT_FOUND = "DATA_SOURCE_NOT_FOUND"
 _LIGHT_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Options for a JVM that runs for only half a minute."""
+"""Options that let a JVM start quickly, because it runs for only half a minute."""
 _CONF = {
     # Use small batches, so that some rows reach the target while their task is still running.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20",
@@ -125,7 +125,7 @@ class Outcome:
 
 
 def placeholders_filled(text: str, values: Mapping[str, str]) -> str:
-    """Return the text with each {name} of `values` replaced. Other braces stay."""
+    """Return the text with each {name} replaced by its value in `values`. Other braces stay."""
     for name, value in values.items():
         text = text.replace(f"{{{name}}}", value)
     return text
@@ -380,7 +380,7 @@ class _CellRun:
         self._strikes.disarm()
 
     def _disarm(self) -> None:
-        """Remove the fault, and decide whether it happened. For a kill, `_kill_driver` has decided that."""
+        """Remove the fault, and decide if it happened. For a kill, `_kill_driver` has decided that before."""
         self._clear()
         if self._cell.kill_at is None:
             evidence = self._evidence()
@@ -391,8 +391,8 @@ class _CellRun:
                 self._mark(MarkKind.NOTE, self._detail)
 
     def _kill_driver(self) -> None:
-        """Wait for the cell's moment, then kill the driver and start it again. Do nothing if all rows are
-        consumed before the moment comes.
+        """Wait for the moment that the cell names, then kill the driver and start it again. Do nothing if all
+        rows are consumed before that moment.
         """
         moment = self._cell.kill_at
         assert moment is not None
@@ -485,7 +485,7 @@ class _CellRun:
         if ended.kind is not ExitKind.DONE:
             self._strikes.query_failed()
         self._mark(MarkKind.END, text)
-        # On a busy machine, Spark may give up its search for this project's source too early. Then try again.
+        # On a busy machine, Spark may stop its search for `format("oncelog")` too early. Then try again.
         is_mistake = ended.kind is ExitKind.SETUP and not (_NOT_FOUND in text and "oncelog" in text)
         if is_mistake and self._driver.query_id is None:
             raise ConfigError(
@@ -493,7 +493,7 @@ class _CellRun:
                 f"the driver's log is {self._log_file}"
             )
         if ended.kind is ExitKind.REFUSED:
-            raise OncelogError(f"the pipeline cannot go on: {text}; the driver's log is {self._log_file}")
+            raise OncelogError(f"the pipeline cannot continue: {text}; the driver's log is {self._log_file}")
         if ended.kind is not ExitKind.DONE:
             self._failures += 1
         if self._failures >= MAX_FAILURES:

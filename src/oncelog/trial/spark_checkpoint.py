@@ -1,4 +1,4 @@
-"""Read the checkpoint of a streaming query: planned and committed micro-batches, and offsets.
+"""Reads the checkpoint of a streaming query: planned and committed micro-batches, and offsets.
 
 Spark writes `offsets/N` before it runs micro-batch N, and `commits/N` after the sink has finished it.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 _MAX_DEPTH = 8
-"""The maximum depth to search. The offsets of a source may be JSON in strings of other JSON."""
+"""The maximum depth to search. The offsets of a source may be JSON text within strings of other JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class CheckpointState:
         return self.planned is not None and (self.committed is None or self.planned > self.committed)
 
     def covers(self, ends: Mapping[int, int]) -> bool:
-        """Return True if everything below these offsets is in committed micro-batches."""
+        """Return True if committed micro-batches contain all records below these end offsets."""
         positions = self.positions or {}
         return all(positions.get(partition, 0) >= end for partition, end in ends.items())
 
@@ -46,13 +46,13 @@ def read_checkpoint(directory: Path, topic: str) -> CheckpointState:
     positions, has_rows = None, False
     if committed is not None:
         # Spark removes old entries, but never the last committed one.
-        positions = _positions_behind(directory, committed, topic)
-        before = _positions_behind(directory, committed - 1, topic) or {}
+        positions = _positions_after(directory, committed, topic)
+        before = _positions_after(directory, committed - 1, topic) or {}
         has_rows = any(end > before.get(partition, 0) for partition, end in (positions or {}).items())
     return CheckpointState(planned, committed, positions, has_rows)
 
 
-def _positions_behind(directory: Path, batch: int, topic: str) -> dict[int, int] | None:
+def _positions_after(directory: Path, batch: int, topic: str) -> dict[int, int] | None:
     """Return the next offset of each partition after a micro-batch; None if it is unknown."""
     try:
         return positions_of((directory / "offsets" / str(batch)).read_text(), topic)

@@ -22,7 +22,7 @@ from oncelog.trial.plan import TargetKind
 _STABLE_TIMEOUT_S = 60.0
 _LOCK_TIMEOUT_S = 10.0
 _COUNT_LOCK_TIMEOUT_MS = 100
-"""Longest wait for a lock when writes are counted, which is done all the time."""
+"""The longest wait for a lock when writes are counted. It is short, because they are counted continuously."""
 _POLL_S = 0.1
 
 _COLUMNS = """
@@ -119,7 +119,7 @@ class TopicTarget:
             while (stable := reader.end_offsets(tps)) != (ends := watcher.end_offsets(tps)):
                 if time.monotonic() > deadline:
                     raise TimedOut(
-                        f"topic {self.address}: a transaction that nobody has ended hides records: readers "
+                        f"topic {self.address}: an open transaction hides records: read_committed readers "
                         f"see offsets below {_by_partition(stable)} of {_by_partition(ends)}"
                     )
                 time.sleep(_POLL_S)
@@ -136,8 +136,8 @@ class ParquetTarget:
     """A directory of Parquet files.
 
     A driver that is killed leaves files that no later run removes. Spark ignores them, because its log of the
-    directory (`_spark_metadata`) does not name them; other readers read them. `only_committed` reads as Spark
-    does.
+    directory (`_spark_metadata`) does not name them; other readers read them. With `only_committed`, ignore
+    them as Spark does.
     """
 
     def __init__(self, directory: Path, id_name: str, *, only_committed: bool) -> None:
@@ -275,10 +275,10 @@ class SqliteTarget:
 
 
 class PostgresqlTarget:
-    """A schema of a PostgreSQL database, which a run has for itself.
+    """A schema of a PostgreSQL database that belongs to one run.
 
-    As a context manager, it creates the schema, and keeps a connection. `address` is the JDBC URL of the
-    database. The pipeline writes to `table`, or to other tables of the schema.
+    Use it as a context manager: it creates the schema, and keeps a connection until the end. `address` is the
+    JDBC URL of the database. The pipeline writes to `table`, or to other tables of the schema.
     """
 
     def __init__(self, address: str, name: str, id_name: str) -> None:
@@ -387,8 +387,8 @@ def schema_name(name: str) -> str:
 
 
 def own_name(column: str, id_name: str) -> str:
-    """Return the name of a column. The id's column gets the spelling of `id_name`, because databases ignore
-    or change the case of names.
+    """Return `column`, or `id_name` if the two differ only in case: databases ignore or change the case of
+    names.
     """
     return id_name if column.lower() == id_name.lower() else column
 
