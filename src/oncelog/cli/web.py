@@ -22,7 +22,7 @@ _SHUTDOWN_S = 2
 wait for a broker that never answers.
 """
 _SHORT_WAITS = {"request.timeout.ms": 5_000, "http.read.timeout.ms": 3_000, "http.connect.timeout.ms": 2_000}
-"""Defaults for the schema registry: a page waits for it, and shows bytes if it does not answer."""
+"""Short default time-outs for the schema registry, because a page waits for it before it shows bytes."""
 
 
 @click.command("web")
@@ -40,7 +40,7 @@ _SHORT_WAITS = {"request.timeout.ms": 5_000, "http.read.timeout.ms": 3_000, "htt
 @click.option(
     "--fault-proxy",
     metavar="HOST:PORT",
-    help="Start a fault proxy before the cluster on this loopback address, for the page of faults.",
+    help="Start a fault proxy in front of the cluster, at this loopback address, for the page of faults.",
 )
 @registry_option
 @bootstrap_options
@@ -115,7 +115,7 @@ def _deserializer(client_config: ClientConfig, url: str | None) -> Any | None:
         return None
     from oncelog.schema_registry.any_schema import AnyDeserializer
 
-    # Show a value also if it breaks its JSON Schema.
+    # Show a value even if it does not fit its JSON Schema.
     return AnyDeserializer(registry, config={"json.fail.invalid.schema": False})
 
 

@@ -1,7 +1,7 @@
 """The POST requests of the pages. They change the cluster, play a story of `oncelog explain`, or switch the
-faults of a proxy.
+faults of a proxy on and off.
 
-Each request needs the token of these pages. With --read-only, all requests are refused.
+Each request needs the token that the pages contain. With --read-only, all requests are refused.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Actions:
             raise _BadForm(
                 "the form needs topic, partition, producer_id, producer_epoch and first_offset"
             ) from None
-        # Abort only if all fields are as the page showed them: the producer may have begun another
+        # Abort only if all values are still those that the page showed: the producer may have begun another
         # transaction since then.
         for opened in self._admin.open_transactions([tp.topic]):
             shown = [opened.producer_id, opened.producer_epoch, opened.first_offset]
@@ -144,7 +144,7 @@ class Actions:
         except (KeyError, ValueError):
             raise _BadForm("the form needs group, topic and offset=PARTITION:NEW:COMMITTED") from None
         if not offsets or not all(0 <= offset <= _MAX_OFFSET for offset in offsets.values()):
-            raise _BadForm("the form has no offsets, or impossible ones")
+            raise _BadForm("the form has no offsets, or invalid ones")
         held = self._admin.group_offsets(group)
         for tp, offset in shown.items():
             now = held[tp].offset if tp in held else None

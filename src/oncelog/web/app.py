@@ -2,8 +2,8 @@
 
 Each page shows the cluster's responses at the time of the request. The application stores only samples of the
 last minutes, the last run of each story of `oncelog explain`, and the newest messages that passed the fault
-proxy. `pages` has the pages. `actions` has the POST requests, which need a token that only these pages
-contain.
+proxy. `pages` has the data of the pages. `actions` handles the POST requests, which need a token that only
+these pages contain.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def make_app(
     pages. `make_consumer` returns a consumer without a group, for reading messages. If it is None, a consumer
     with the bootstrap servers `servers` is used. `fault_proxy` is a started proxy, whose page switches faults
     on and off. `deserializer` is an AnyDeserializer, for keys and values of messages. With `is_read_only`,
-    the pages change nothing. With `closes_admin`, the end of the application closes `admin`. That ends calls
-    that wait for a silent broker. `state.close_clients()` of the application does so earlier.
+    the pages change nothing. With `closes_admin`, the application closes `admin` when it ends, so that calls
+    which wait for a silent broker end too. `state.close_clients()` of the application closes it earlier.
     """
     reader = LogReader(admin, make_consumer or (lambda: Consumer({"bootstrap.servers": servers})))
     sampler = Sampler(admin)

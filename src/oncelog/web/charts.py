@@ -1,6 +1,7 @@
 """Small charts as SVG text, drawn on the server so that the pages need no script for them. No I/O.
 
-Colours come from the CSS classes of base.html, for light and dark. Each chart has a text for screen readers.
+Colours come from the CSS classes of base.html, which has a light and a dark scheme. Each chart has a text for
+screen readers.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def offsets_bar(ends: PartitionEnds) -> str:
     visible = 100 * (min(max(stable, start), end) - start) / (end - start)
     held = 100 - visible
     text = f"offsets {start} to {end}; read_committed readers see up to {stable}"
-    # Draw at least 3 %, so that an open transaction is visible even if it holds back only one record of a
-    # million.
+    # Draw the part that is held back with a width of at least 3 %, so that it is visible even if it is one
+    # record of a million.
     if held:
         held, visible = max(held, 3.0), min(visible, 97.0)
     parts = f'<rect class="seen" width="{visible:.2f}" height="10"/>'

@@ -21,8 +21,9 @@ _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s"\[\]{},:]+')
 def page_path(kind: str, name: str) -> str:
     """Return the address of the page of a group or a transactional id.
 
-    Slashes are escaped, because a browser would open "/groups/b" for "/groups/a/../b". It even takes "%2e%2e"
-    for "..", so such names are in the query. Guard: test_a_name_with_dots_and_slashes_has_a_page_of_its_own.
+    Slashes are escaped, because a browser would open "/groups/b" for "/groups/a/../b". A browser even treats
+    "%2e%2e" as "..", so the names "." and ".." go into the query instead. Guard:
+    test_a_name_with_dots_and_slashes_has_a_page_of_its_own.
     """
     quoted = quote(name, safe="")
     return f"/{kind}/?id={quoted}" if name in ("", ".", "..") else f"/{kind}/{quoted}"

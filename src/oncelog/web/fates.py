@@ -1,4 +1,4 @@
-"""Decide what became of each stored batch: committed, aborted, open, or never part of a transaction. No I/O.
+"""Decides the fate of each stored batch: committed, aborted, open, or not part of a transaction. No I/O.
 
     batch                                                        fate
     a marker, or not transactional                               PLAIN

@@ -51,7 +51,7 @@ MAX_SINKS = 20
 MAX_SINK_TASKS = 200
 """The maximum number of a sink's tasks that a page looks up, each with a request."""
 MAX_ROWS = 1_000
-"""The maximum number of topics, groups or transactional ids in a table. Others are found by their name."""
+"""The maximum number of topics, groups or transactional ids in a table. Users search for others by name."""
 _DURATION = re.compile(r"(\d{1,12})\s*(ms|s|min|m|h|d)$")
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 

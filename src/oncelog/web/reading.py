@@ -32,9 +32,8 @@ records take more memory than their bytes. Guard: test_a_page_decodes_a_bounded_
 _RECORD_COST = 200
 """The approximate memory in bytes that a record takes in addition to its key, value and headers."""
 WINDOWS = (1, 8, 50, 500, 5_000, 20_000)
-"""Numbers of offsets before the log end. They are tried in turn to read the newest batches.
-
-The first ones are small, because 50 batches may exceed MAX_BYTES. Guard:
+"""Distances from the log end, in offsets, at which a read of the newest batches begins. The smallest is tried
+first, because 50 batches may exceed MAX_BYTES. Guard:
 test_the_newest_of_large_batches_are_read.
 """
 TRANSACTION_TOPIC = "__transaction_state"

@@ -48,7 +48,7 @@ class Sampler:
                 self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread, and wait for the end of the request that it waits for."""
+        """Stop the thread, and wait until its current request has ended."""
         self.stop()
         with self._lock:
             thread = self._thread
@@ -68,7 +68,7 @@ class Sampler:
                 self.take()
             except OncelogError:
                 pass  # the page itself shows that the cluster does not answer
-            except Exception:  # continue: nothing would start the thread again
+            except Exception:  # log it and continue, because nothing restarts the thread
                 _LOG.exception("the sample failed")
             took_s = time.monotonic() - started_s
             self._wake.wait(max(INTERVAL_S - took_s, 4 * took_s))

@@ -18,7 +18,7 @@ class PlayedStory:
 
 
 class Stories:
-    """The stories. One is played at a time, each on a new broker in this process."""
+    """The stories and their last runs. One story runs at a time, each on a new broker in this process."""
 
     catalogue: dict[str, Story] = STORIES
 
