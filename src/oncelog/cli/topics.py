@@ -265,7 +265,7 @@ def trim(
 ) -> None:
     """Delete the oldest records of topics. The topics and their offsets stay (DeleteRecords).
 
-    An offset above the end offset of a partition is taken for its end offset.
+    An offset above the end offset of a partition counts as its end offset.
     """
     if [to_offset is not None, before_ms is not None, to_end].count(True) != 1:
         raise click.UsageError("use exactly one of --to-offset, --before and --to-end")
