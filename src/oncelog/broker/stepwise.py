@@ -26,7 +26,7 @@ hash, which picks the coordinator's partition, reads every character.
 
 
 def name_cost(name: str) -> int:
-    """Return the cost of looking up a group or transactional id, in elements."""
+    """Return the cost of looking up a group or transactional id, in request elements (see `StepBudget`)."""
     return 1 + len(name) // NAME_COST_CHARACTERS
 
 

@@ -261,7 +261,8 @@ def notes_of(
     if count := sum(t.not_judged_rows for t in totals.values()):
         notes.append(f"{count} rows were not judged: their records are gone (log start, compaction)")
     if trimmed := sum(1 for snapshot in snapshots.values() if snapshot.log_start):
-        notes.append(f"{trimmed} partitions begin above offset 0: rows that removed records lack are not found")
+        why = "missing rows of removed records cannot be found"
+        notes.append(f"{trimmed} partitions begin above offset 0: {why}")
     if held := sum(max(0, s.end - s.expected_end) for s in snapshots.values()):
         why = "they are newer than the look-up, or held back by an open transaction"
         notes.append(f"{held} offsets need no row: {why}")

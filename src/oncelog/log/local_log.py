@@ -571,6 +571,6 @@ class LocalLog:
         # all deferred work.
         self.disk.close()
         # Remove the callback, because it refers to this log, which refers to the disk. With this cycle, a
-        # deleted partition would stay in memory until the garbage collector runs, and for good if GcTuner has
+        # deleted partition would stay in memory until the garbage collector runs, or forever if GcTuner has
         # frozen it. See test_a_deleted_partition_is_freed_without_the_garbage_collector.
         self.disk.on_sync_failed = ignore_failure

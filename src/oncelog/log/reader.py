@@ -118,7 +118,7 @@ def find_cursor(segments: SegmentList, offset: int) -> ReadCursor | None:
         if cursor is not None:
             return cursor
     if segments.active.size_bytes and segments.active.end_offset > offset:
-        # An empty result would make a consumer wait here for good.
+        # An empty result would make a consumer wait here forever.
         raise CorruptMessage(f"{segments.active.log_path} is damaged: it has no batch with offset {offset}")
     return None
 
@@ -184,7 +184,7 @@ def read_at(cursor: ReadCursor, upper_offset: int, max_bytes: int, at_least_one:
         return None
     chunk = segment.file.pread(min(available, max(max_bytes, HEADER_BYTES)), position)
     if len(chunk) < HEADER_BYTES:
-        # An empty result would make a consumer wait here for good. See
+        # An empty result would make a consumer wait here forever. See
         # test_a_reader_that_comes_to_a_torn_end_of_a_closed_segment_gets_an_error.
         raise _damaged(segment, position, f"{len(chunk)} bytes are too few for a batch header")
     first_offset, length = BASE_AND_LENGTH.unpack_from(chunk)

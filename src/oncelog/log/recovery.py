@@ -406,7 +406,7 @@ def _lost_text(end_offset: int, cut_bytes: int, later_bases: list[int] | None) -
     """Return the warning about a cut. The warning says whether acknowledged records are lost, or may be lost.
 
     `later_bases` has the base offsets of the later segments, which are removed. None means that the segment
-    is whole, and that the bytes after its last batch are no records.
+    is complete, and that the bytes after its last batch are not records.
     """
     if later_bases is None:
         return f"{cut_bytes} bytes after the last batch are removed"

@@ -120,7 +120,7 @@ def _exit_fields(error: BaseException, is_started: bool) -> dict[str, str]:
 def _load(path: Path) -> Callable[[SparkSession, Mapping[str, str]], StreamingQuery]:
     """Import a file and return its function `pipeline`. Exceptions of the file's code are passed on.
 
-    Raises MissingDependency without Spark, and ConfigError if the file has no such function.
+    Raises MissingDependency if Spark is missing, and ConfigError if the file has no such function.
     """
     check_spark()
     from pyspark import cloudpickle

@@ -93,7 +93,10 @@ class ConnectionOwner(Protocol):
         ...
 
     def evict(self, budget: MemoryBudget[Any], bound: CloseReason, now_ms: int) -> None:
-        """Close the connections that move their bytes slowest, until the total fits the memory budget."""
+        """Close the connections that send or receive their bytes slowest, until the rest fits the budget.
+
+        `bound` is the limit that was exceeded; the log and the metrics name it.
+        """
         ...
 
     def after_round(self, now_ms: int) -> None:

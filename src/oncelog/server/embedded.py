@@ -258,12 +258,13 @@ def held_data_dir(data_dir: Path) -> Iterator[RealDisk]:
 
 
 class Broker:
-    """A broker that runs in a thread of this process. A context manager.
+    """A broker that runs in a thread of this process. Use it as a context manager.
 
-    `data_dir` None: a temporary directory, which `stop` removes. `port` 0: a free port. The broker keeps this
-    port when it is stopped and started again. `config` has Kafka's broker keys. If it contains `listeners`,
-    `host` and `port` are ignored. `metrics_port` opens the metrics endpoint on loopback. `on_append` is
-    called in the broker's thread with the result of every batch in a Produce request.
+    If `data_dir` is None, the broker uses a temporary directory, which `stop` removes. If `port` is 0, it
+    chooses a free port, and keeps it when it is stopped and started again. `config` has Kafka's broker keys.
+    If it contains `listeners`, `host` and `port` are ignored. `metrics_port` opens the metrics endpoint on
+    loopback. `on_append` is called in the broker's thread with the result of every batch in a Produce
+    request.
 
     The constructor raises ConfigError. `start` raises StorageError.
     """

@@ -17,8 +17,8 @@ class MemoryAccount:
     """The memory of one connection (`owner`) in the server's two budgets.
 
     The setting queued.max.request.bytes limits `requests`, and oncelog.queued.max.response.bytes limits
-    `responses`. When a limit is exceeded, `evict` is called. `evict` closes the connections that move their
-    bytes slowest, which may include `owner`.
+    `responses`. When a limit is exceeded, `evict` is called. `evict` closes the connections that send or
+    receive their bytes slowest, which may include `owner`.
     """
 
     __slots__ = (

@@ -50,10 +50,10 @@ def metrics_token(settings: Settings) -> bytes | None:
 
 
 class MetricsServer:
-    """An HTTP/1.1 server on the broker's event loop, with one request per connection. `port` 0: a free port.
+    """An HTTP/1.1 server on the broker's event loop, with one request per connection.
 
-    If oncelog.metrics.token is set, requests need the header `Authorization: Bearer` with that token. Raises
-    ConfigError if the token is empty.
+    If `port` is 0, a free port is chosen. If oncelog.metrics.token is set, requests need the header
+    `Authorization: Bearer` with that token. Raises ConfigError if the token is empty.
     """
 
     def __init__(self, node: BrokerState, host: str, port: int) -> None:

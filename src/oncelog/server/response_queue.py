@@ -101,7 +101,10 @@ class ResponseQueue:
         return slot
 
     def complete(self, slot: ResponseSlot, payload: Payload | None) -> None:
-        """Fill a slot, and send each response that is now first in order. `payload` None: nothing to send."""
+        """Fill a slot, and send each response that is now first in order.
+
+        If `payload` is None, the request gets no response.
+        """
         self.blocking_count -= slot.blocks_pipeline
         payload = None if slot.is_abandoned else payload
         slot.payload, slot.is_done = payload, True
@@ -112,7 +115,7 @@ class ResponseQueue:
             self.send(first)
 
     def send(self, payload: Payload | None) -> None:
-        """Send the response that is first in order. `payload` None: nothing to send.
+        """Send the response that is first in order. If `payload` is None, there is none to send.
 
         A small response is only added to the batch that the next `flush` sends.
         """

@@ -188,7 +188,7 @@ class Server:
             log_event("warning", "connection closed", peer=peer, reason=reason)
 
     def evict(self, budget: MemoryBudget[Any], bound: CloseReason, now_ms: int) -> None:
-        """Close the connections that move their bytes slowest, until the total fits the memory budget."""
+        """Close the connections that send or receive their bytes slowest, until the rest fits the budget."""
         for connection in budget.eviction_candidates(now_ms):
             budget.release(connection)
             connection.close(_CLOSE_TEXTS[bound], bound=bound, at_once=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _WORKER_FILE = "pyspark/worker.py"
 _STREAM_NAMES = ("input_data_stream", "infile")
-"""The local variable of Spark's worker program with the connection: its name in Spark 4.3, and before."""
+"""The local variable in Spark's worker program that holds the connection: its name since 4.3, and before."""
 
 
 class TaskInput:

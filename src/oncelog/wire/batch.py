@@ -63,10 +63,10 @@ def build_batch(
 ) -> bytearray:
     """Return a sealed batch of at least one record, with offset deltas 0, 1, 2, ...
 
-    `level` None: the codec's default. With LogAppendTime, the batch's timestamp is the records' largest
-    timestamp.
+    If `level` is None, the codec's default is used. With LogAppendTime, the batch's timestamp is the records'
+    largest timestamp.
 
-    Raises MisuseError without records, and ConfigError if the codec's library is missing.
+    Raises MisuseError if there are no records, and ConfigError if the codec's library is missing.
     """
     if not records:
         raise MisuseError("a batch needs at least one record")
@@ -135,9 +135,9 @@ def seal_encoded(
 ) -> WritableT | bytearray:
     """Return a batch with header and checksum.
 
-    `batch`: free space for the header, then the encoded records. The caller must not use it afterwards.
-    Without compression it is sealed in place and returned.
-    `attributes`: without codec bits. `last_offset_delta` None: the batch has a record for each offset.
+    `batch` has free space for the header, then the encoded records. The caller must not use it afterwards.
+    Without compression it is sealed in place and returned. `attributes` must not have the bits of the codec.
+    If `last_offset_delta` is None, the batch has a record for each offset.
 
     Raises ConfigError if the codec's library is missing.
     """

@@ -72,9 +72,9 @@ def check_available(codec: Compression) -> None:
 
 
 def compress(codec: Compression, data: Buffer, level: int | None = None) -> bytes:
-    """Return the compressed data, in the framing that record batches use. `level` None: the codec's default.
+    """Return the compressed data, in the framing that record batches use.
 
-    Raises ConfigError if the codec's library is missing.
+    If `level` is None, the codec's default is used. Raises ConfigError if the codec's library is missing.
     """
     check_available(codec)
     if codec is Compression.GZIP:

@@ -35,9 +35,9 @@ class ControlType(IntEnum):
 
 
 class ControlRecord(NamedTuple):
-    """A control record. `type` None: an unknown type, which readers must skip.
+    """A control record. `type` is None for an unknown type, which readers must skip.
 
-    `coordinator_epoch` None: the record is not a COMMIT or ABORT marker.
+    `coordinator_epoch` is None unless the record is a COMMIT or ABORT marker.
     """
 
     offset: int

@@ -50,9 +50,9 @@ _M = TypeVar("_M", bound=Message)
 
 
 class RequestHeader(NamedTuple):
-    """The header of a request. `body_position`: start of the body in the frame.
+    """The header of a request. `body_position` is the start of the body in the frame.
 
-    `client_id` None: the client sent null.
+    `client_id` is None if the client sent null.
     """
 
     api_key: int

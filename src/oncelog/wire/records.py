@@ -108,8 +108,8 @@ def encode_records(
 ) -> list[bytes]:
     """Return the encoded records in parts, to be joined by the caller.
 
-    `offset_deltas` None: 0, 1, 2, ... `name_errors`: LOSSLESS for names that were decoded with LOSSLESS;
-    "strict" raises UnicodeEncodeError for a name that is not valid Unicode.
+    If `offset_deltas` is None, the deltas are 0, 1, 2, ... `name_errors` must be LOSSLESS for names that were
+    decoded with LOSSLESS; "strict" raises UnicodeEncodeError for a name that is not valid Unicode.
     """
     parts: list[bytes] = []
     table, limit, extend = VARINT, VARINT_TABLE_SIZE, parts.extend

@@ -24,8 +24,8 @@ TIMEOUT_S = 600.0
 class WorkerSpec:
     """The load to send.
 
-    `rate_per_s` is an even pace in records per second. None: the client sends as fast as it can. `settings`
-    are producer settings by their Kafka names, including `bootstrap.servers`.
+    `rate_per_s` is an even pace in records per second. If it is None, the client sends as fast as it can.
+    `settings` are producer settings by their Kafka names, including `bootstrap.servers`.
     """
 
     client: str

@@ -53,8 +53,8 @@ class FetchSpec:
 class FetchReport:
     """The result. `bytes` counts whole batches, summed over all consumers.
 
-    With a producer, `quantiles` are of the time from writing a batch to reading it. Without one, they are of
-    the time of a fetch.
+    With a producer, `quantiles` describes the time from writing a batch to reading it. Without one, it
+    describes the time of a fetch.
     """
 
     seconds: float

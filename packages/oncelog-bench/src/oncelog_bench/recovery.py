@@ -1,4 +1,4 @@
-"""Oncelog's recovery time after SIGKILL, by log size and by the size of the tail behind the checkpoint."""
+"""Oncelog's recovery time after SIGKILL, by log size and by the size of the tail after the checkpoint."""
 
 from __future__ import annotations
 

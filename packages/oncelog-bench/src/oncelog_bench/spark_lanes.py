@@ -88,7 +88,7 @@ def _lane_cost(broker: str) -> Any:
 
 
 def _own_cost(broker: str) -> Any:
-    """Return what a task of ours costs above a task of a sink in Python that writes nothing."""
+    """Return the milliseconds that a task of Oncelog's sink adds to a task of a sink that writes nothing."""
 
     def measured(result: Result) -> float | None:
         ours, floor = (_per_lane(result, sink, broker) for sink in (LANE, DISCARDING))

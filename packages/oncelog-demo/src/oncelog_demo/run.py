@@ -41,7 +41,7 @@ PARTITIONS = 6
 
 @dataclass(frozen=True, slots=True)
 class CheckedLoad:
-    """One load, its faults and batches in the proxy's messages, and Spark's count of its topic."""
+    """One load: its faults and batches as the proxy recorded them, and Spark's count of its topic."""
 
     load: Load
     faults: FaultCounts
@@ -51,7 +51,7 @@ class CheckedLoad:
 
 @dataclass(frozen=True, slots=True)
 class CheckedEnrichment:
-    """One enrichment, its faults in the proxy's messages, and Spark's count of its topic."""
+    """One enrichment: its faults as the proxy recorded them, and Spark's count of its topic."""
 
     enrichment: Enrichment
     faults: FaultCounts

@@ -506,8 +506,8 @@ class _Restart(Exception):
 class _CancellingProducer(CancellingClient):
     """A producer whose calls are cancelled.
 
-    After half of the cancelled `send_offsets_to_transaction` calls, the application sees no error and
-    continues.
+    Half of the cancelled `send_offsets_to_transaction` calls do not raise the cancellation. This simulates an
+    application that catches it and continues the transaction.
     """
 
     repeated = frozenset({"send"})

@@ -10,7 +10,7 @@ Three differences are correct, and no others:
 - The last epoch of a transactional id is never stored, because Kafka's record has no field for it. A record
   of version 0 stores nothing of KIP-890.
 - A classic group is stored when a generation is assigned or when the group becomes empty. During a rebalance
-  the stored record is of an earlier generation.
+  the stored record belongs to an earlier generation.
 - Offsets of a deleted topic may remain in the log if the disk refused their tombstones. They lie below the
   offsets in `oncelog-topics.json`, and the next start deletes them.
 """

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from oncelog_simulator.faults import Fault
 
 SMALL_CHANCE = 0.4
-"""Probability that a seed draws small limits, and separately that it draws small settings.
-
-In such a seed, it is also the probability that each limit or setting is small.
+"""A probability that is used twice. A seed has small limits with this probability; then each single limit is
+small with the same probability. The same applies, independently, to settings.
 """
 NEAR_END_CHANCE = 0.25
 """Probability that a seed begins near the maximum of a number."""

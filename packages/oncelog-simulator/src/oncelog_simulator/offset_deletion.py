@@ -34,7 +34,7 @@ from oncelog_simulator.world import World
 GROUPS = ("forgotten-a", "forgotten-b")
 STEPS = 9
 UNRETRIED_US = 1_000_000
-"""Microseconds. A shorter call was not retried, so no copy of its request is left in the network."""
+"""A call that took fewer microseconds was not retried, so no copy of its request is left in the network."""
 LATE_US = 2_000_000
 """Microseconds after the response to a commit, after which no copy of its request can arrive any more."""
 

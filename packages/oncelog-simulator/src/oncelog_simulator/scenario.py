@@ -35,7 +35,7 @@ class Scenario:
     start: FirstNumbers = field(default_factory=FirstNumbers)
     """First producer id and first sequence of the run; some seeds begin near the maximum."""
     limits: Limits = DEFAULT_LIMITS
-    """Internal limits of the broker, some of them small."""
+    """Internal limits of the broker. A seed may draw some far below their defaults, to reach them often."""
     expiry: bool = False
     """True if days pass at the end, so that retention and expiry apply."""
     foreign_files: bool = False

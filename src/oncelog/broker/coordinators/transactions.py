@@ -159,8 +159,7 @@ class TransactionCoordinator:
         test_a_decision_that_cannot_be_made_durable_is_followed_later.
         """
         self._decisions: dict[ProducerIdAndEpoch, TransactionEntry | None] = {}
-        """Producer of a leftover -> the newest decision about the leftover; None if the log has no decision.
-        """
+        """Producer of a leftover (see module docstring) -> the newest logged decision about it, or None."""
         self._aborted_classic: dict[ProducerIdAndEpoch, set[TopicPartition]] = {}
         """Producer of a leftover -> partitions in which the log aborts a classic transaction of the same
         epoch.
@@ -576,12 +575,13 @@ class TransactionCoordinator:
 
         With the default flush settings, a power loss may lose markers that are younger than
         MARKERS_REACH_THE_DISK_MS. The next start then needs the decisions to write these markers again
-        (`rules.idempotence.lost_markers`). A decision is old enough if a call of this method that long ago
-        found it in the log. The timestamps of records cannot be used, because the clock may have been set
-        back. See test_a_decision_is_not_compacted_away_while_a_power_loss_may_take_its_markers.
+        (`rules.idempotence.lost_markers`). A decision may be compacted if it was in the log at a call of this
+        method at least MARKERS_REACH_THE_DISK_MS ago. Its timestamp does not show its age, because the clock
+        may have been set back. See
+        test_a_decision_is_not_compacted_away_while_a_power_loss_may_take_its_markers.
 
-        The clock may also jump forward. So calls are counted, too: at least log.cleaner.backoff.ms passes
-        before each call, except the call that the jump causes. See
+        The clock may also jump forward. So the method also requires a number of calls since then: at least
+        log.cleaner.backoff.ms passes between two calls, except before the call that the jump causes. See
         test_a_clock_that_jumps_forward_makes_no_decision_old.
         """
         since_ms, calls, ends = self._ends
@@ -737,9 +737,9 @@ class TransactionCoordinator:
             refusal = reject_same_epoch(producer_state, entry.producer_id, entry.producer_epoch)
             if refusal is not None:
                 raise refusal.error(refusal.reason)
-        # An operator's marker may have a higher coordinator epoch, and so may a marker from before
-        # `__transaction_state` was lost. A single broker has no other coordinator. If the higher epoch fenced
-        # this coordinator, the transaction would stay open in the partition. See
+        # Use this coordinator's epoch, or the epoch of the producer's last marker in the partition if that is
+        # higher. It may be higher after a marker of an operator, or after a loss of `__transaction_state`. A
+        # lower epoch would be refused, and the transaction would stay open in the partition. See
         # test_a_marker_of_a_higher_coordinator_epoch_does_not_fence_the_coordinator.
         epoch = own_epoch if producer_state is None else max(own_epoch, producer_state.coordinator_epoch or 0)
         is_commit = entry.state is TransactionState.PREPARE_COMMIT

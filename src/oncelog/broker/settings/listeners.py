@@ -55,8 +55,8 @@ class Listener:
 def parse_listeners(settings: Settings, host_name: str) -> tuple[Listener, ...]:
     """Parse the setting `listeners`.
 
-    A listener on all interfaces advertises `host_name`, unless advertised.listeners has its address. Raises
-    ConfigError for invalid or contradictory settings.
+    A listener on all interfaces advertises `host_name`, unless advertised.listeners names another address for
+    it. Raises ConfigError for invalid or contradictory settings.
     """
     protocols = _protocols(settings)
     parts = [_parse(text, "listeners", settings) for text in settings["listeners"]]

@@ -22,7 +22,7 @@ class TopicEntry(NamedTuple):
     """The lowest leader epoch that the partitions may have: one above those in Apache Kafka's metadata, if
     the topic was taken over.
 
-    With a lower epoch than its partitions had, clients that have used them wait for good. See
+    If the epoch were lower than before, clients that have used the partitions would wait forever. See
     test_the_leader_epoch_is_above_kafkas.
     """
 

@@ -1,3 +1,3 @@
-"""The consumer: `core` has positions and fetched records without I/O, and `blocking` and `aio` are the
-clients.
+"""The consumer. `core` keeps the positions and the fetched records, and does no I/O. `blocking` and `aio` are
+the clients that use it.
 """

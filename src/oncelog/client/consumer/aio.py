@@ -331,7 +331,7 @@ class AsyncConsumer:
         The callbacks run during `poll` and get lists of partitions. They must not poll themselves.
         `on_revoked` may still commit positions. A second call replaces the subscription.
 
-        Raises MisuseError without a group.id, without a topic, and while partitions are assigned manually.
+        Raises MisuseError if group.id is not set, no topic is given, or partitions are assigned manually.
         """
         if self._settings["group.id"] is None:
             raise MisuseError("group.id is not set: set it to the consumer's group before subscribe()")
@@ -437,7 +437,7 @@ class AsyncConsumer:
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Return the group's committed offset of each partition; None if there is none.
 
-        Raises MisuseError without a group.id.
+        Raises MisuseError if group.id is not set.
         """
         requested = partitions_of(partitions)
         offsets = await self._committed_offsets(requested)

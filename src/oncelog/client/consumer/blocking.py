@@ -165,7 +165,7 @@ class Consumer:
         consumer, but not poll it. `on_revoked` may still commit positions. A second call replaces the
         subscription.
 
-        Raises MisuseError without a group.id, without a topic, and while partitions are assigned manually.
+        Raises MisuseError if group.id is not set, no topic is given, or partitions are assigned manually.
         """
         self._call(lambda: self._async.subscribe(topics, pattern=pattern))
         self._listener = RebalanceListener(on_assigned, on_revoked, on_lost)
@@ -207,7 +207,7 @@ class Consumer:
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Return the group's committed offset of each partition; None if there is none.
 
-        Raises MisuseError without a group.id.
+        Raises MisuseError if group.id is not set.
         """
         return self._run(self._async.committed(partitions))
 

@@ -436,7 +436,7 @@ class ProcessLoop:
             raise _Ended(error) from error
         is_last = is_given_up(count, self._options.max_attempts)
         _LOG.log(logging.WARNING if is_last else logging.DEBUG, "%s failed: %r", where, error)
-        _LOG.debug("the transaction goes on with: %s", verdict.value, exc_info=error)
+        _LOG.debug("the transaction continues with: %s", verdict.value, exc_info=error)
         return verdict
 
     # The end of a transaction

@@ -278,8 +278,8 @@ def call_back(
 ) -> list[BaseException]:
     """Call the delivery callbacks of a batch in the order of their records, and return what they raised.
 
-    `callbacks` maps the index of a record to its callback. With `error` None, each callback gets the metadata
-    of its record. `base_offset` None: no offsets are known.
+    `callbacks` maps the index of a record to its callback. If `error` is None, each callback gets the
+    metadata of its record. `base_offset` is None if the offsets are unknown.
     """
     raised: list[BaseException] = []
     for index, callback in callbacks.items():

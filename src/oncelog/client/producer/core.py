@@ -109,7 +109,8 @@ class ProducerCore:
         self._restarting: dict[PartitionQueue, None] = {}
         """Partitions whose sequences cannot continue and must restart at 0."""
         self._kept_sequences: dict[TopicPartition, tuple[int, int | None]] = {}
-        """Forgotten partition -> (next sequence, acknowledged producer id); valid under `_kept_identity`.
+        """Forgotten partition -> (next sequence, acknowledged producer id). Valid only as long as the
+        producer has the id and epoch `_kept_identity`.
 
         If the partition is used again, its sequences continue with these values.
         """

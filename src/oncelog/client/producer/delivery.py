@@ -75,9 +75,10 @@ class RecordFuture(Future[RecordMetadata]):
         """
         attributes = self.__dict__
         made = attributes.setdefault("_made", vars(Future()))
-        # Set the condition last, so that a thread that sees the condition sees all attributes. Otherwise that
-        # thread's `wait` would count this record as pending. Then its access to `_waiters` would complete the
-        # record, and `wait` would never wake up. Guard:
+        # Set the condition last, so that a thread that sees the condition sees all attributes. Otherwise
+        # `concurrent.futures.wait` in that thread could count this future as pending, and then call
+        # `__getattr__` for `_waiters`. That call may complete the future before the thread has added its
+        # waiter, so `wait` would never wake up. Guard:
         # test_a_half_initialized_future_loses_no_waiter.
         for name, value in sorted(made.items(), key=_is_condition):
             attributes.setdefault(name, value)

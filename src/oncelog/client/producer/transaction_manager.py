@@ -95,7 +95,7 @@ def transaction_manager_of(driver: ProducerDriver) -> TransactionManager | None:
 def require_manager(manager: TransactionManager | None) -> TransactionManager:
     """Return the manager for a transactional call.
 
-    Raises MisuseError without a transactional.id, and in a signal handler that interrupted another call.
+    Raises MisuseError if transactional.id is not set, or in a signal handler that interrupted another call.
     """
     if manager is None:
         raise MisuseError("this producer has no transactional.id; set one to use transactions")

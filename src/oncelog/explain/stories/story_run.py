@@ -126,7 +126,7 @@ class StoryRun:
         its text names `what`.
         """
         if not self.proxy.wait_until(predicate, PATIENCE_SECONDS):
-            raise OncelogError(f"the story did not go on: waited {PATIENCE_SECONDS:g} s for {what}")
+            raise OncelogError(f"the story did not continue: waited {PATIENCE_SECONDS:g} s for {what}")
 
     def finish(self) -> None:
         """Read the partitions directly from the cluster, and count the records."""

@@ -356,7 +356,7 @@ class ClassicGroup:
         """
         self._replacement_count = 0
         self._replacements: dict[str, _Replacement] = {}
-        """New member id -> the replacement that introduced it, until the id is stored."""
+        """Replacements of static members whose new member id is not stored yet, by that id."""
 
     @property
     def is_unused(self) -> bool:

@@ -506,7 +506,7 @@ class ConsumerGroup:
             self._set_member(member, RecordKey(MEMBER, member.member_id))
         self._update_targets(resolve_topics, is_changed, is_unresolved, now_ms)
         target = self.targets.get(member.member_id, NO_PARTITIONS)
-        # The group is behind if its target is of an earlier epoch. Such a target may have topics that the
+        # The group is behind if its target has an earlier epoch. Such a target may have topics that the
         # member no longer subscribes to.
         is_behind = self.epoch > self.assignment_epoch and self._topics is not None
         is_behind = is_behind and not is_unresolved(frozenset(filter(None, [member.regex])))

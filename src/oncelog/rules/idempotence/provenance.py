@@ -20,12 +20,12 @@ This is exact under five conditions. The first three concern every attempt to wr
 4. The name of a source partition means one partition, and one job writes its records to the target. A topic
    that was deleted and created again, or a topic of another cluster, is another source with the same name.
 5. The reader gets every record of the target partition. Compaction keeps the last copy of a key, and
-   retention may end between two copies: then the copy that is left may be behind a higher offset.
+   retention may end between two copies: then the remaining copy may come after a higher source offset.
 
 Attempts may overlap in time: a zombie may write between the records of its successor. For each pair, the
 offsets seen are always all the pair's offsets up to the highest one. Proof: let an attempt's next record be
 above the highest offset seen. By 1 and 2 every lower offset of the pair was stored before the attempt began,
-or by the attempt itself. So none is missing below the new highest one, and what is not above it was seen.
+or by the attempt itself. So no offset is missing below the new highest one, and each lower offset was seen.
 
 Guard: test_overlapping_attempts_give_each_record_once.
 """

@@ -422,7 +422,7 @@ def decide_atomic(
 
     A missing marker does not prove that nothing was written, because markers expire. So a `name` that first
     appears in a batch after `first_batch_id` is refused until the user confirms it with the option
-    firstBatchId. `name` None: the sink uses the query's own id.
+    firstBatchId. `name` is None if the sink uses the query's own id.
     """
     if marker is None:
         if batch_id <= first_batch_id:

@@ -372,8 +372,8 @@ def _window(
 
 
 def find_losses(start: Position, now: Available) -> list[DataLoss]:
-    """Return a loss for each partition whose position is outside the existing offsets, that is gone or
-    re-created, or that was added and has lost offsets.
+    """Return the losses: one for each partition whose position is outside the existing offsets. A partition
+    that is gone, that is re-created, or that was added and has already lost its first offsets is also lost.
     """
     losses = [_loss_of(tp, offset, start, now) for tp, offset in sorted(start.offsets.items())]
     losses += [

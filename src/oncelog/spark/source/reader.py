@@ -36,7 +36,7 @@ def read_range(
     Offsets without a visible record (markers, aborted transactions, compaction) are not a loss. `topic_id` is
     the topic's id when the range was planned. If a topic of the same name now has another id, the range is
     lost. If `topic_id` is None, the id is not checked. If the topic is re-created after rows were returned,
-    DataLossError is always raised, because these rows may be of the new topic.
+    DataLossError is always raised, because these rows may belong to the new topic.
     """
     has_rows = False
     with _TopicCheck(client, wanted, topic_id) as check, Consumer(client) as consumer:

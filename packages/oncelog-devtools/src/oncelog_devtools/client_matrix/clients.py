@@ -79,7 +79,7 @@ def _node(programs: Path) -> list[str]:
 
 
 def _cached(language: str, *sources: Path) -> Path:
-    """Return the folder for what is built from these sources."""
+    """Return the cache folder for the program that is built from these sources."""
     state = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(sources)))
     return CACHE_ROOT / f"client-matrix-{language}-{state.hexdigest()[:16]}"
 

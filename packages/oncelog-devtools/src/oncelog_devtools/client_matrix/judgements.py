@@ -45,7 +45,7 @@ def yes_or_no(is_yes: bool, seen: str) -> Cell:
 
 
 def judge_default(recording: Recording) -> Cell:
-    """Decide whether the client numbers its batches without being asked to."""
+    """Decide whether the client numbers its batches with its default settings."""
     batches = recording.batches()
     if not batches:
         return Cell(Verdict.UNCLEAR, "no batch was sent")

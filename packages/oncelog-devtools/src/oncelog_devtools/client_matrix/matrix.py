@@ -78,7 +78,7 @@ def _version(command: Sequence[str], bootstrap_servers: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return the text without what differs in each run, and with escapes for what cannot be printed."""
+    """Return the text without the parts that differ in each run. Unprintable characters are escaped."""
     text = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in text)
     text = re.sub(r"matrix-[a-z-]+-[0-9a-f]{8}", "matrix-...", text)
     text = re.sub(r"(?i)\b(producer ?id)\W+\d+", r"\1 ...", text)

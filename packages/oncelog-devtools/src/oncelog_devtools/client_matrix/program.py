@@ -34,7 +34,7 @@ STOP_LIMIT_S = 5.0
 
 
 class ProgramFailed(OncelogError):
-    """The client program ended, did not reply in time, or wrote a line that is no reply."""
+    """The client program ended, did not reply in time, or wrote a line that is not a reply."""
 
 
 class ClientProgram:
