@@ -287,10 +287,10 @@ ADMINISTRATION: list[Mutant] = [
         (
             _wrapped(
                 AclTable,
-                "acls_matching",
-                lambda original, self, kind, name: [
+                "acls_for",
+                lambda original, self, principal, kind, name: [
                     acl
-                    for acl in original(self, kind, name)
+                    for acl in original(self, principal, kind, name)
                     if acl.pattern_type is not PatternType.PREFIXED or acl.name == name
                 ],
             ),

@@ -71,15 +71,17 @@ def _pending_at_once(
     return self.commit(group, offsets, now_ms, records)
 
 
-def _offsets_whatever(self: Any, index: int, producer_id: int, is_commit: bool) -> None:
+def _offsets_whatever(self: Any, index: int, producer_id: int, is_commit: bool) -> int:
     for group, offsets in self._pending.pop((index, producer_id), {}).items():
         self._forget_transaction(group, (index, producer_id))
         self._committed.setdefault(group, {}).update(offsets)
+    return 0
 
 
-def _offsets_never(self: Any, index: int, producer_id: int, is_commit: bool) -> None:
+def _offsets_never(self: Any, index: int, producer_id: int, is_commit: bool) -> int:
     for group in self._pending.pop((index, producer_id), {}):
         self._forget_transaction(group, (index, producer_id))
+    return 0
 
 
 def _take_again(self: Any) -> int:
