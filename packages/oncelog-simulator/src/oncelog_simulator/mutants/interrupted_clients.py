@@ -123,6 +123,11 @@ async def _flush_at_once(self: Any) -> None:
     await self._started().flush()
 
 
+async def _prepare_to_leave(self: Any) -> Any:
+    """Let polls continue while the partitions are given up."""
+    return await self._group.prepare_to_leave() if self._group is not None else None
+
+
 def _leave_silently(self: Any) -> None:
     self._thread.run(self._async.end_polling(), 30)
     self._thread.run(self._async.prepare_to_leave(), 30)
@@ -317,6 +322,7 @@ CLIENT_MUTANTS = [
         ("consumer",),
         (
             (consumer_aio.AsyncConsumer, "end_polling", _poll_on),
+            (consumer_aio.AsyncConsumer, "prepare_to_leave", _prepare_to_leave),
             (loop_thread.LoopThread, "_result_of", _result_as_it_is),
         ),
         findings=("R180",),
