@@ -369,6 +369,16 @@ def test_the_measured_table_is_that_of_the_runs() -> None:
     )
 
 
+def test_the_runs_have_the_words_of_the_cells() -> None:
+    from oncelog.trial.plan import CELLS
+
+    texts = {cell.name: cell.fault for cell in CELLS}
+    runs = trial_page.load_runs().items()
+    assert [
+        (name, row["cell"]) for name, rows in runs for row in rows if row["fault"] != texts[row["cell"]]
+    ] == []
+
+
 def test_the_table_says_which_faults_did_not_happen() -> None:
     facts = {"pipeline": "mine.py", "target": "topic", "rows": "9", "cluster": "ours", "Spark": "4.3.0"}
 
