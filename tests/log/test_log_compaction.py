@@ -342,6 +342,64 @@ def test_compaction_waits_for_the_snapshot_of_its_segments(is_snapshot_refused: 
     assert compact(partition) == is_snapshot_refused
 
 
+def _retry_after_compaction_and_power_loss(partition: Partition, disk: MemoryDisk, point: int) -> bool:
+    """Append an unsynced batch, compact, lose power, and retry the batch before it. Return True if the retry
+    is recognised. `point` is the recovery point on disk.
+    """
+    write(partition, b"k0", b"2", sequence=2)
+    dirty = partition.cleaner.dirty_range(NOW_MS)
+    assert dirty is not None
+    assert dirty.end_offset <= point
+    run(partition.cleaner.compact(dirty, NOW_MS))
+    assert 1 not in [offset for offset, _, _ in batches(partition)], "only snapshots have the batch now"
+    again = opened(disk.after_power_loss(Random(3)), recovery_point=point)
+    return put(again, batch(key=b"k0", value=b"1", sequence=1)).is_duplicate
+
+
+def test_a_replay_from_an_older_snapshot_knows_what_compaction_removed() -> None:
+    """Regression: a full disk refused the snapshot of the last roll, and the next checkpoint wrote one at a
+    higher offset. The recovery point on disk was still below it, so a start did not load it.
+    """
+    disk = MemoryDisk()
+    partition = opened(disk)
+    write(partition, b"unique", b"0", sequence=0)
+    write(partition, b"k0", b"1", sequence=1)
+    disk.errors["write", ".tmp"] = errno.ENOSPC
+    fill(partition)
+    while partition.log_end_offset != partition.log.segments.active.base_offset + 1:
+        write(partition, b"k1", b"v")
+    partition.flush()
+    point = partition.recovery_point
+    write(partition, b"k1", b"v")
+    disk.errors.clear()
+    partition.checkpoint_producers()
+    partition.flush()
+    assert partition.log.producers.snapshots.offsets() == [point + 1]
+    assert _retry_after_compaction_and_power_loss(partition, disk, point)
+
+
+def test_a_stop_right_after_a_roll_loses_no_producer_that_was_compacted() -> None:
+    """Regression: a stop gave up the snapshot of a roll, because it writes one at the log end. The snapshot
+    after the restart replaced that one, and the recovery point on disk was still between the two.
+    """
+    disk, background = MemoryDisk(), BackgroundQueue()
+    background.on_added = lambda: None
+    partition = opened(disk, background=background)
+    write(partition, b"unique", b"0", sequence=0)
+    write(partition, b"k0", b"1", sequence=1)
+    write(partition, b"k0", b"other")
+    while partition.segment_count < 4:
+        write(partition, b"k1", b"v")
+    partition.close(NOW_MS)
+    point = partition.log_end_offset
+    partition = opened(disk, clean_shutdown=True, recovery_point=point)
+    write(partition, b"k1", b"v")
+    partition.flush()
+    partition.log.snapshot()
+    assert partition.log.producers.snapshots.offsets() == [point + 1]
+    assert _retry_after_compaction_and_power_loss(partition, disk, point)
+
+
 def test_a_busy_log_takes_the_missing_snapshot_once() -> None:
     """A request must not replace a snapshot that is being written, or compaction would wait forever."""
     disk, background = MemoryDisk(), BackgroundQueue()

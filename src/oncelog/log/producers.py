@@ -136,6 +136,23 @@ class PartitionProducers:
         self.table.put_packed(entries)
         self._note_snapshot(snapshot.offset)
 
+    def adopt(self, snapshot: Snapshot, expired_before_ms: int) -> None:
+        """Replace the replayed state by the state of a snapshot, which includes batches that are no longer in
+        the log.
+
+        If Apache Kafka wrote the snapshot, each producer keeps its older replayed batches.
+        `expired_before_ms`: see `load`.
+        """
+        replayed, limits = self.table, self.snapshots.limits
+        self.table = ProducerTable(limits.max_producers_at_work, limits.producer_shard_entries)
+        self.open_transactions.clear()
+        self.load(snapshot, expired_before_ms)
+        if snapshot.has_older_batches:
+            return
+        for producer_id, earlier in replayed.items():
+            if (entry := self.table.get(producer_id)) is not None:
+                self.table.put(producer_id, with_older(entry, earlier))
+
     def begin_verification(self, producer_id: int, epoch: int, sequence: int, *, raises_epoch: bool) -> None:
         """Record that the broker is about to ask the transaction coordinator whether a batch may be stored.
         `epoch` and `sequence` are those of the batch.

@@ -4,7 +4,8 @@ After a clean stop, all files are valid, and only the ends of the indexes are re
 only the records below the recovery point are known to be synced, so everything above it is read and checked.
 At the first batch in this range that is torn or has a wrong checksum, the log is cut, and later segments are
 deleted. Indexes are rebuilt. Producer state is loaded from the newest readable snapshot at or below the
-recovery point, and every later batch is replayed. Source: Kafka's LogLoader, LogSegment.recover and
+first offset whose transactions are indexed again, and every later batch is replayed. A newer snapshot
+replaces the state as soon as the replay reaches its offset. Source: Kafka's LogLoader, LogSegment.recover and
 UnifiedLog.rebuildProducerState; behaviour I17 (docs/behaviours.md).
 """
 
@@ -17,6 +18,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from oncelog.config import INT64_MAX
 from oncelog.errors import BrokerError, CorruptMessage, StorageError
 from oncelog.log.background import BackgroundQueue
 from oncelog.log.config import LogConfig
@@ -431,18 +433,23 @@ def _recover_producers(recovered: Recovered, options: OpenOptions, replay_from: 
     highest = end_offset if replay_from is None else min(replay_from, end_offset)
     # Begin at the first segment, not at the log start: deleted records that are still in its file also belong
     # to the producers' state.
-    start, later = segments.first.base_offset, None
+    start = segments.first.base_offset
     snapshot = producers.snapshots.load_newest(highest, options.now_ms)
-    if snapshot is None or snapshot.offset < start:
-        # No snapshot exists at or below the first offset to replay, because older segments were deleted. A
-        # later snapshot still contains their producers, so it is loaded after the replay.
-        newest = producers.snapshots.load_newest(end_offset, options.now_ms)
-        if newest is not None and newest.offset >= start:
-            snapshot, later = None, newest
+    if snapshot is not None and snapshot.offset < start:
+        snapshot = None  # older segments were deleted; a later snapshot contains their producers
+    later = producers.snapshots.load_newest(end_offset, options.now_ms) if highest < end_offset else None
+    if later is not None and later.offset <= (start - 1 if snapshot is None else snapshot.offset):
+        later = None
     expired_before_ms = options.now_ms - options.config.producer_expiration_ms
     if snapshot is not None:
         producers.load(snapshot, expired_before_ms)
         start = snapshot.offset
+    if later is not None and not options.checks_all:
+        # Compaction may have removed batches that the later snapshot includes. See
+        # test_a_replay_from_an_older_snapshot_knows_what_compaction_removed.
+        _replay(recovered, start, options.now_ms, end=later.offset)
+        producers.adopt(later, expired_before_ms)
+        start, later = later.offset, None
     _replay(recovered, start, options.now_ms, knows_all=later is None)
     if later is not None:
         producers.load(later, expired_before_ms)
@@ -467,14 +474,18 @@ def _offset_of_gap(segments: SegmentList, options: OpenOptions) -> int | None:
     return None
 
 
-def _replay(recovered: Recovered, start: int, now_ms: int, *, knows_all: bool) -> None:
-    """Replay the batches from offset `start` on.
+def _replay(
+    recovered: Recovered, start: int, now_ms: int, *, end: int = INT64_MAX, knows_all: bool = False
+) -> None:
+    """Replay the batches from offset `start` to below `end`.
 
     `knows_all`: the producer table is complete, because no later snapshot is loaded afterwards. If so,
     missing snapshots at the base offsets of segments are written again.
     """
     existing = set(recovered.producers.snapshots.offsets())
     for segment in recovered.segments.from_offset(start):
+        if segment.base_offset >= end:
+            break
         if knows_all and segment.base_offset > start and segment.base_offset not in existing:
             _rewrite_snapshot(recovered.producers, segment.base_offset)
         reported = set(segment.damaged)
@@ -482,25 +493,26 @@ def _replay(recovered: Recovered, start: int, now_ms: int, *, knows_all: bool) -
         if position and not segment.is_batch_at(position):
             position = 0  # read the whole segment: the index or the batch is damaged
         for block in segment.header_blocks(position):
-            _replay_block(recovered, segment, block, start, now_ms)
+            _replay_block(recovered, segment, block, start, end, now_ms)
         for damaged in sorted(set(segment.damaged) - reported):
             recovered.warnings.append(segment.damage_text(damaged))
         segment.file.release_handle()
 
 
 def _replay_block(
-    recovered: Recovered, segment: Segment, block: HeaderBlock, start: int, now_ms: int
+    recovered: Recovered, segment: Segment, block: HeaderBlock, start: int, end: int, now_ms: int
 ) -> None:
     rows = np.frombuffer(block.headers, HEADERS)
     ends = block.position + np.cumsum(rows["batch_length"].astype(np.int64) + LOG_OVERHEAD_BYTES)
-    is_new = rows["base_offset"] + rows["last_offset_delta"] >= start
+    last_offsets = rows["base_offset"] + rows["last_offset_delta"]
+    is_new = (last_offsets >= start) & (last_offsets < end)
     rows, ends = rows[is_new], ends[is_new]
     for epoch in np.unique(rows["leader_epoch"]).tolist():
         _note_epoch(
             recovered.leader_epochs, epoch, int(rows["base_offset"][rows["leader_epoch"] == epoch][0])
         )
     if (rows["attributes"] & (CONTROL_BIT | TRANSACTIONAL_BIT)).any():
-        _replay_batches(recovered, segment, block, start, now_ms)
+        _replay_batches(recovered, segment, block, start, end, now_ms)
     else:
         recovered.producers.replay_plain(
             rows, now_ms, lambda index: _is_whole(segment, rows[index], int(ends[index]))
@@ -525,7 +537,7 @@ def _is_whole(segment: Segment, row: np.void, end: int) -> bool:
 
 
 def _replay_batches(
-    recovered: Recovered, segment: Segment, block: HeaderBlock, start: int, now_ms: int
+    recovered: Recovered, segment: Segment, block: HeaderBlock, start: int, end: int, now_ms: int
 ) -> None:
     """Replay a block batch by batch, because transactions depend on the order and on markers' content.
 
@@ -537,7 +549,7 @@ def _replay_batches(
         if isinstance(batch, BadBatch):
             break  # the length of this batch is damaged; only a block's last batch can be like this
         header = batch.header
-        if header.last_offset < start:
+        if not start <= header.last_offset < end:
             continue
         try:
             if header.producer_id is not None and not verify_crc(batch.bytes(), 0, header.size_bytes):

@@ -87,10 +87,14 @@ PackedProducers = dict[int, bytes]
 
 
 class Snapshot(NamedTuple):
-    """The packed state of all producers as of `offset`: the batches below it are included."""
+    """The packed state of all producers as of `offset`: the batches below it are included.
+
+    `has_older_batches` is False for a snapshot of Apache Kafka, which has only the last batch of a producer.
+    """
 
     offset: int
     producers: PackedProducers
+    has_older_batches: bool = True
 
 
 def _encode_part(part: Mapping[int, bytes], vector_entries: int) -> bytes:
@@ -321,19 +325,20 @@ class Snapshots:
         """
         for offset in reversed([offset for offset in self.offsets() if offset <= highest_offset]):
             try:
-                return Snapshot(offset, self._load(offset, now_ms))
+                return self._load(offset, now_ms)
             except StorageError:
                 self.remove(offset)
         return None
 
-    def _load(self, offset: int, now_ms: int) -> PackedProducers:
+    def _load(self, offset: int, now_ms: int) -> Snapshot:
         data = self._disk.read(self._path(offset, SNAPSHOT_SUFFIX))
         full = self._path(offset, FULL_SUFFIX)
         if not self._disk.exists(full):
             # A snapshot without a `.producers` file was written by Apache Kafka.
-            return {pid: pack_entry(entry) for pid, entry in decode_snapshot(data, now_ms)}
+            packed = {pid: pack_entry(entry) for pid, entry in decode_snapshot(data, now_ms)}
+            return Snapshot(offset, packed, has_older_batches=False)
         _open(data)
-        return decode_full(self._disk.read(full), crc_of(data))
+        return Snapshot(offset, decode_full(self._disk.read(full), crc_of(data)))
 
     def remove(self, *offsets: int) -> None:
         """Remove the snapshots at these offsets. May run in another thread. Raises OSError.
