@@ -148,3 +148,10 @@ def test_spark_without_pyarrow_names_the_package_to_install() -> None:
     ended = run(code, hidden=("pyarrow",))
     said = "oncelog.spark needs PyArrow: pip install 'oncelog[spark]'\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, said, "")
+
+
+@pytest.mark.parametrize("story", ["lost-ack", "transaction"])
+def test_a_story_needs_no_pyarrow(story: str) -> None:
+    ended = run("from oncelog.cli.main import main; main()", "explain", story, hidden=ARROW)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.endswith("The story ended as described.\n")

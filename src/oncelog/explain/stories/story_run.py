@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oncelog.client.consumer.blocking import Consumer
+from oncelog.client.consumer.fetch_messages import decode_batch
 from oncelog.client.producer.blocking import Producer
 from oncelog.errors import OncelogError
+from oncelog.rules.storage.read_committed import Verdict
 from oncelog.testing.proxy.events import BatchSummary, Direction, Fate, Outcome, WireEvent
 from oncelog.testing.proxy.proxy import Proxy
-from oncelog.types import RecordMetadata, TopicPartition
+from oncelog.types import Isolation, RecordMetadata, TopicPartition
 from oncelog.wire.batch import HEADER_BYTES
 from oncelog.wire.records import record_size_upper_bound
 
@@ -213,12 +215,23 @@ def _is_acknowledged(future: Future[RecordMetadata]) -> bool:
     return future.done() and not future.cancelled() and future.exception() is None
 
 
-def _read(consumer: Consumer, tp: TopicPartition) -> list[int]:
+def committed_values(consumer: Consumer, tp: TopicPartition) -> list[bytes]:
+    """Return the values that read_committed consumers see in a partition. Needs no PyArrow, unlike
+    `Consumer.fetch_range`.
+    """
     start, end = consumer.beginning_offsets([tp])[tp], consumer.end_offsets([tp])[tp]
-    values: list[bytes] = []
-    for batch in consumer.fetch_range(tp, start, end):
-        values += batch.column("value").to_pylist()
-    return [int(value.split()[1]) for value in values]
+    return [
+        record.value or b""
+        for chunk in consumer.fetch_chunks(tp, start, end, Isolation.READ_COMMITTED)
+        for batch in chunk.batches
+        if batch.verdict is Verdict.DELIVER
+        for record in decode_batch(tp, chunk.records, batch, start, check_crcs=True)
+        if record.offset < end
+    ]
+
+
+def _read(consumer: Consumer, tp: TopicPartition) -> list[int]:
+    return [int(value.split()[1]) for value in committed_values(consumer, tp)]
 
 
 def has_requests_at_broker(count: int) -> Any:

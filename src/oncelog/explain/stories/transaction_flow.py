@@ -12,7 +12,7 @@ from oncelog.client.producer.blocking import Producer
 from oncelog.errors import BrokerError, OncelogError
 from oncelog.explain.stories.environment import StoryEnvironment
 from oncelog.explain.stories.story import story
-from oncelog.explain.stories.story_run import PATIENCE_SECONDS, StoryRun
+from oncelog.explain.stories.story_run import PATIENCE_SECONDS, StoryRun, committed_values
 from oncelog.server.embedded import Broker
 from oncelog.testing.proxy.rules import Action, Rule
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
@@ -265,8 +265,7 @@ def _committed(run: StoryRun, group: str) -> int | None:
 def _visible(run: StoryRun) -> int:
     with Consumer({"bootstrap.servers": run.upstream}) as consumer:
         partitions = [TopicPartition(run.topic, index) for index in range(run.partitions)]
-        ends = consumer.end_offsets(partitions)
-        return sum(batch.num_rows for tp in partitions for batch in consumer.fetch_range(tp, 0, ends[tp]))
+        return sum(len(committed_values(consumer, tp)) for tp in partitions)
 
 
 def _describe_logs(run: StoryRun, name: str) -> list[str]:
