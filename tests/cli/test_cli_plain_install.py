@@ -143,11 +143,24 @@ def test_the_clients_and_the_broker_need_no_pyarrow() -> None:
     assert ended.stdout.splitlines() == [*said, "[b'first', b'second', b'third']"]
 
 
-def test_spark_without_pyarrow_names_the_package_to_install() -> None:
-    code = "try:\n    from oncelog.spark import write_atomic\nexcept ImportError as error:\n    print(error)"
-    ended = run(code, hidden=("pyarrow",))
-    said = "oncelog.spark needs PyArrow: pip install 'oncelog[spark]'\n"
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, said, "")
+@pytest.mark.parametrize(
+    ("imported", "hidden", "said"),
+    [
+        (
+            "oncelog.spark import write_atomic",
+            ("pyarrow",),
+            "oncelog.spark needs PyArrow",
+        ),
+        ("oncelog.spark.audit import audit_topic", ("pyarrow",), "oncelog.spark needs PyArrow"),
+        ("oncelog.spark.audit import audit_topic", ARROW, "oncelog.spark needs PySpark"),
+        ("oncelog.load.loader import Load", ARROW, "oncelog.load needs PyArrow"),
+    ],
+)
+def test_an_import_names_the_package_to_install(imported: str, hidden: tuple[str, ...], said: str) -> None:
+    ended = run(f"try:\n    from {imported}\nexcept ImportError as error:\n    print(error)", hidden=hidden)
+    extra = "spark" if "spark" in imported else "arrow"
+    assert ended.stdout == f"{said}: pip install 'oncelog[{extra}]'\n", ended.stderr
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("story", ["lost-ack", "transaction"])

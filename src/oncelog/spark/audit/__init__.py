@@ -23,6 +23,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Import the modules of the audit on first use, because they need PySpark.
     if name in __all__:
+        from oncelog.spark import _pyspark as _pyspark  # isort: skip
         from oncelog.audit import result
         from oncelog.spark.audit import audit, table
 
