@@ -564,6 +564,20 @@ def test_a_log_start_beyond_the_log_keeps_what_its_segments_say_of_producers(tim
     assert put(partition, batch(2, is_transactional=True)).base_offset == log_start + 1
 
 
+def test_a_second_power_loss_brings_no_segment_below_the_log_start_back() -> None:
+    """Regression: a power loss right after such a start brought a part of the removed segments back. The gap
+    between them and the log start looked like a loss, so the next start removed the only snapshot.
+    """
+    disk, point, log_start = _log_start_beyond_the_end()
+    open_partition(disk, SMALL, recovery_point=point, log_start_offset=log_start)
+    for seed in range(20):
+        found = disk.after_power_loss(Random(seed))
+        again = open_partition(found, SMALL, recovery_point=point, log_start_offset=log_start)
+        assert again.recovery_warnings == []
+        assert not again.has_open_transaction(7, 0)
+        assert put(again, batch(1, is_transactional=True)).is_duplicate
+
+
 @pytest.mark.parametrize("failing", ["create", "write"])
 def test_a_full_disk_opens_no_ended_transaction_again(failing: str) -> None:
     """As above, on a full disk: the snapshot was not written, and the segments were removed. After a kill, a

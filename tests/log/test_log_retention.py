@@ -235,6 +235,36 @@ def test_a_power_loss_after_deleting_segments_leaves_their_producers_known() -> 
     assert (partition.segment_count, partition.is_flush_due) == (2, False)
 
 
+def test_deleting_unsynced_segments_leaves_the_producers_of_synced_ones_known() -> None:
+    """Regression: the deletion of an unsynced segment removed the snapshot of the synced segments that were
+    deleted before it. The next snapshot covered unsynced records, which a power loss took, because a full
+    disk had refused the snapshot of a roll.
+    """
+    disk, small = MemoryDisk(), config(segment_bytes=3 * SIZE)
+    partition = open_partition(disk, small)
+    put(partition, batch(0))
+    put(partition, batch())
+    put(partition, batch())
+    partition.flush()
+    put(partition, batch())
+    assert (partition.delete_records(3, NOW_MS), partition.segment_count) == (3, 1)
+    while partition.segment_count < 3:
+        # The disk is full at the roll of the second segment, and no longer at that of the third.
+        disk.errors["write", ".tmp"] = errno.ENOSPC
+        if partition.segment_count == 2:
+            disk.errors.clear()
+        put(partition, batch())
+    partition.delete_records(6, NOW_MS)
+    for seed in range(20):
+        found = disk.after_power_loss(Random(seed))
+        again = open_partition(found, small, recovery_point=3, log_start_offset=6)
+        assert put(again, batch(0)).is_duplicate
+    assert partition.is_flush_due
+    partition.flush()
+    partition.checkpoint_producers()
+    assert (partition.segment_count, partition.is_flush_due) == (2, False)
+
+
 @pytest.mark.parametrize("checkpoint", [None, 0, 4], ids=["running", "kill", "kill-later-checkpoint"])
 def test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segments_known(
     checkpoint: int | None,

@@ -309,12 +309,15 @@ class LocalLog:
 
         Recovery deletes snapshots above the log end. So before synced records are deleted, the log must be
         synced up to the offset of that snapshot. See
-        test_a_power_loss_after_deleting_segments_leaves_their_producers_known.
+        test_a_power_loss_after_deleting_segments_leaves_their_producers_known. The same is true if only an
+        older snapshot has the producers of synced records. See
+        test_deleting_unsynced_segments_leaves_the_producers_of_synced_ones_known.
         """
-        offset = self.producers.snapshot_from(dead[-1].end_offset)
+        offset, point = self.producers.snapshot_from(dead[-1].end_offset), self.recovery_point
         if offset is None:
             return False
-        return offset <= self.recovery_point or dead[0].base_offset >= self.recovery_point
+        is_unsynced = dead[0].base_offset >= point and self.producers.snapshot_up_to(point) is None
+        return is_unsynced or offset <= point
 
     def _safe_part(self, dead: list[Segment]) -> list[Segment]:
         """Return the `dead` segments that a snapshot at or below the recovery point covers.

@@ -173,9 +173,12 @@ def _begin_at_log_start(
         # producers are unknown, as on Apache Kafka. An older snapshot must not be loaded. See
         # test_a_full_disk_opens_no_ended_transaction_again.
         recovered.producers.snapshots.keep([])
-    # The oldest segment is removed first, so that a crash here leaves the newest producer state.
+    # The oldest segment is removed first, so that a crash here leaves the newest producer state. A power loss
+    # could bring any unsynced part of the old segments back. Recovery would then take the gaps for losses and
+    # remove the snapshot. See test_a_second_power_loss_brings_no_segment_below_the_log_start_back.
     for segment in recovered.segments:
         segment.remove()
+        disk.sync_directory(directory)
     recovered.segments, recovered.rebuilt_from = SegmentList([new]), None
     return [new]
 
