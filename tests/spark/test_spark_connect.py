@@ -48,9 +48,12 @@ def test_a_master_and_a_server_exclude_each_other() -> None:
 
 
 def test_what_needs_a_jvm_is_refused() -> None:
-    assert check_classic(SimpleNamespace(_jsparkSession=object()), "write_atomic") is None
+    def session_of(module: str) -> object:
+        return type("SparkSession", (), {"__module__": module})()
+
+    assert check_classic(session_of("pyspark.sql.session"), "write_atomic") is None
     with pytest.raises(ConfigError, match=r"write_atomic needs a session of classic Spark.*no SparkContext"):
-        check_classic(object(), "write_atomic")
+        check_classic(session_of("pyspark.sql.connect.session"), "write_atomic")
 
 
 def test_an_installation_without_py4j_has_the_errors_of_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:

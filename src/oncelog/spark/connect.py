@@ -30,8 +30,7 @@ def connect_url(master: str | None, remote: str | None) -> str | None:
 
 def check_classic(session: Any, what: str) -> None:
     """Raise ConfigError if `session` belongs to Spark Connect. `what` is the function that needs a JVM."""
-    # A session of Spark Connect raises an AttributeError that asks to read a page.
-    if not hasattr(session, "_jsparkSession"):
+    if any(base.__module__.startswith("pyspark.sql.connect.") for base in type(session).__mro__):
         raise ConfigError(
             f"{what} needs a session of classic Spark, and this one is a session of Spark Connect, which has "
             'no SparkContext. With Spark Connect, write with format("oncelog")'
