@@ -46,6 +46,14 @@ from oncelog.wire.stored import (
 GOLDEN = Path(__file__).parents[1] / "golden"
 UNASSIGNED = (1).to_bytes(16, "big")
 """Kafka's DirectoryId for a replica to which no directory is assigned yet."""
+AGELESS = {
+    "log.retention.ms": -1,
+    "offsets.retention.minutes": 2**31 - 1,
+    "transactional.id.expiration.ms": 2**31 - 1,
+}
+"""Settings with which nothing in the directories expires, however old they are. Some topics have settings of
+their own.
+"""
 CONFIG = {"node.id": 1, "log.retention.check.interval.ms": 50, "log.cleaner.backoff.ms": 50}
 KEPT = {"forever": 8, "table": 5, "again": 5}
 """Number of records in each topic whose settings keep them.
@@ -124,7 +132,7 @@ def test_no_producer_id_of_kafkas_is_given_again(plain: Path) -> None:
 @pytest.mark.behaviour("I27", "T6", "T7")
 def test_transactions_and_offsets_of_kafkas_go_on(plain: Path) -> None:
     with (
-        Broker(plain, config=CONFIG) as broker,
+        Broker(plain, config={**CONFIG, **AGELESS}) as broker,
         Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin,
     ):
         states = {
@@ -166,7 +174,7 @@ def test_a_transaction_that_kafka_had_decided_is_finished(plain: Path) -> None:
         cut_last_complete(plain / f"__transaction_state-{index}")
     (plain / ".kafka_cleanshutdown").unlink()
     with (
-        Broker(plain, config=CONFIG) as broker,
+        Broker(plain, config={**CONFIG, **AGELESS}) as broker,
         Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin,
     ):
         states = {

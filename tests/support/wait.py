@@ -94,10 +94,21 @@ def stop_clock(broker: Broker) -> None:
     clock._monotonic_ns, clock._wall_ns = lambda: monotonic_ns, lambda: wall_ns
 
 
+class ShiftedTime:
+    """A function that returns another function's time in ns, shifted."""
+
+    def __init__(self, original_ns: Callable[[], int]) -> None:
+        self.original_ns, self.shift_ns = original_ns, 0
+
+    def __call__(self) -> int:
+        return self.original_ns() + self.shift_ns
+
+
 def set_wall_clock(clock: Clock, by_ms: int) -> None:
-    """Set the wall clock of a broker in this process forward or back."""
-    wall_ns = clock._wall_ns
-    clock._wall_ns = lambda: wall_ns() + by_ms * 1_000_000
+    """Set the wall clock of a broker in this process forward or back. May be called any number of times."""
+    if not isinstance(clock._wall_ns, ShiftedTime):
+        clock._wall_ns = ShiftedTime(clock._wall_ns)
+    clock._wall_ns.shift_ns += by_ms * 1_000_000
     clock.now_ms()  # the broker's clock reads the wall clock in its next tick, so run that tick now
 
 

@@ -126,7 +126,7 @@ def test_topics_on_another_cluster_are_deleted_at_the_end(
         (["--set", "x"], "expected key=value"),
         (["--target", "postgresql"], "--target postgresql and --database need each other"),
         (["--database", "jdbc:postgresql://h/d"], "--target postgresql and --database need each other"),
-        (["--target", "postgresql", "--database", "mysql://ann:pw@h/d"], "mysql... is no JDBC URL"),
+        (["--target", "postgresql", "--database", "mysql://ann:pw@h/d"], "mysql... is not a JDBC URL"),
     ],
 )
 def test_a_mistake_on_the_command_line_gives_exit_code_2(file: str, arguments: list[str], text: str) -> None:

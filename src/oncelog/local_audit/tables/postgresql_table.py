@@ -64,7 +64,7 @@ def parse_database(url: str) -> Database:
     test_a_url_with_a_password_that_is_not_encoded_is_refused.
     """
     if not url.startswith(_PREFIX):
-        raise ConfigError(f"{kind_of_url(url)} is no JDBC URL of PostgreSQL: expected {POSTGRESQL_URL}")
+        raise ConfigError(f"{kind_of_url(url)} is not a JDBC URL of PostgreSQL: expected {POSTGRESQL_URL}")
     if not _URL.fullmatch(url):
         raise ConfigError(
             f"this JDBC URL of PostgreSQL cannot be parsed: expected {POSTGRESQL_URL}, with special "
