@@ -8,6 +8,7 @@ Source: behaviours T6 and T7 (docs/behaviours.md); kafka GroupCoordinatorService
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from weakref import WeakKeyDictionary
 
 from oncelog.broker.coordinators.consumer_group_log import KEY_VERSIONS as CONSUMER_KEY_VERSIONS
 from oncelog.broker.coordinators.consumer_groups import RETRY_MS, ConsumerGroups
@@ -85,9 +86,11 @@ class GroupCoordinator:
         self.responses = MemberResponses(background, limits.step_member_responses)
         """The responses to requests of classic groups' members."""
         self._expiring = ExpiryRounds(background, limits.expire_step_entries)
-        self._subscribed: tuple[ClassicGroup, int, str, set[str] | None] | None = None
-        """The last result of decoding the subscriptions of a classic group: the group, the revision of its
-        members, its protocol and the topics.
+        self._subscribed: WeakKeyDictionary[ClassicGroup, tuple[int, str, set[str] | None]] = (
+            WeakKeyDictionary()
+        )
+        """The last result of decoding the subscriptions of a classic group: the revision of its members, its
+        protocol and the topics. At most one group, and none that was removed.
         """
 
     # Groups
@@ -381,11 +384,13 @@ class GroupCoordinator:
             return None
         # Decoding all subscriptions may take 0.2 s, and OffsetDelete and each step of expiry need them. See
         # test_subscriptions_are_decoded_once_until_the_members_change.
-        known = self._subscribed
-        if known is None or known[:3] != (group, group.members.revision, group.protocol_name):
+        known = self._subscribed.get(group)
+        if known is None or known[:2] != (group.members.revision, group.protocol_name):
             topics = _decode_subscriptions(group, group.protocol_name)
-            known = self._subscribed = group, group.members.revision, group.protocol_name, topics
-        return known[3]
+            known = group.members.revision, group.protocol_name, topics
+            self._subscribed.clear()
+            self._subscribed[group] = known
+        return known[2]
 
     def on_marker(self, index: int, producer_id: int, is_commit: bool, now_ms: int) -> int:
         """Apply or drop the pending offsets of a transaction that ended in a partition of
