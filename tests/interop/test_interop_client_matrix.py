@@ -35,6 +35,7 @@ def verdicts(key: str, servers: str, row_keys: tuple[str, ...]) -> dict[str, str
         result = measure(client, PROGRAMS, servers, "a broker", rows)
     except MissingDependency as reason:
         pytest.skip(str(reason))
+    print(result["cells"])  # pytest shows it if the test fails
     assert result["version"] and result["versions"]["ApiVersions"] >= 0
     return {row: cell["verdict"] for row, cell in result["cells"].items()}
 

@@ -95,7 +95,7 @@ public class MatrixClient {
         consumer = new KafkaConsumer<>(settings, new StringDeserializer(), new StringDeserializer());
         consumer.subscribe(List.of(words[1]));
         StringBuilder reply = new StringBuilder("records");
-        long end = System.nanoTime() + 25_000_000_000L;
+        long end = System.nanoTime() + 100_000_000_000L;
         for (int count = 0; count < Integer.parseInt(words[3]) && System.nanoTime() < end; )
             for (var record : consumer.poll(Duration.ofMillis(200))) {
                 reply.append("\t").append(record.value());

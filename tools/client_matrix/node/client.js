@@ -11,7 +11,7 @@ const results = new Map();
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 const plain = (error) => `${error.name}: ${error.message}`.replace(/\s+/g, " ").slice(0, 200);
 const hasPending = () => [...results.values()].includes("pending");
-const READ_LIMIT_MS = 25_000;
+const READ_LIMIT_MS = 100_000;
 let producer, transaction, consumer, group;
 
 async function start(kind, argument) {

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
-READ_LIMIT_S = 25.0
+READ_LIMIT_S = 100.0
 
 
 class Failed(Exception):

@@ -20,7 +20,7 @@ type Missing string
 func (reason Missing) Error() string { return string(reason) }
 
 // ReadLimit is the time that a consumer gets to read its records.
-const ReadLimit = 25 * time.Second
+const ReadLimit = 100 * time.Second
 
 // Client has the calls of one client. Send calls done once, from any goroutine.
 type Client interface {

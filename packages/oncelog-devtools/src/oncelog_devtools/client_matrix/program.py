@@ -29,7 +29,7 @@ from typing import Self
 from oncelog.errors import OncelogError
 from oncelog_devtools.client_matrix.recording import Reply, ReplyKind, parse_reply
 
-REPLY_LIMIT_S = 60.0
+REPLY_LIMIT_S = 200.0
 STOP_LIMIT_S = 5.0
 
 
