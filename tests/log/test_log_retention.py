@@ -219,20 +219,34 @@ def _second_segment_without_snapshot() -> tuple[MemoryDisk, LogConfig, Partition
     return disk, small, partition
 
 
+def check_known_after_power_loss(
+    disk: MemoryDisk, log_config: LogConfig, sequence: int, *, recovery_point: int, log_start_offset: int
+) -> None:
+    """Assert that a batch of producer 7 is a duplicate after any power loss."""
+    for seed in range(20):
+        found = disk.after_power_loss(Random(seed))
+        again = open_partition(
+            found, log_config, recovery_point=recovery_point, log_start_offset=log_start_offset
+        )
+        assert put(again, batch(sequence)).is_duplicate, f"seed {seed}"
+
+
+def check_flush_deletes(partition: Partition) -> None:
+    """Assert that deleted segments wait for a flush, and are gone after it."""
+    assert partition.is_flush_due
+    partition.flush()
+    partition.checkpoint_producers()
+    assert (partition.segment_count, partition.is_flush_due) == (2, False)
+
+
 @pytest.mark.behaviour("I7")
 def test_a_power_loss_after_deleting_segments_leaves_their_producers_known() -> None:
     disk, small, partition = _second_segment_without_snapshot()
     put(partition, batch())
     put(partition, batch())
     assert partition.delete_records(3, NOW_MS) == 3
-    for seed in range(20):
-        found = disk.after_power_loss(Random(seed))
-        again = open_partition(found, small, recovery_point=5, log_start_offset=3)
-        assert put(again, batch(2)).is_duplicate
-    assert partition.is_flush_due
-    partition.flush()
-    partition.checkpoint_producers()
-    assert (partition.segment_count, partition.is_flush_due) == (2, False)
+    check_known_after_power_loss(disk, small, 2, recovery_point=5, log_start_offset=3)
+    check_flush_deletes(partition)
 
 
 def test_deleting_unsynced_segments_leaves_the_producers_of_synced_ones_known() -> None:
@@ -255,14 +269,8 @@ def test_deleting_unsynced_segments_leaves_the_producers_of_synced_ones_known() 
             disk.errors.clear()
         put(partition, batch())
     partition.delete_records(6, NOW_MS)
-    for seed in range(20):
-        found = disk.after_power_loss(Random(seed))
-        again = open_partition(found, small, recovery_point=3, log_start_offset=6)
-        assert put(again, batch(0)).is_duplicate
-    assert partition.is_flush_due
-    partition.flush()
-    partition.checkpoint_producers()
-    assert (partition.segment_count, partition.is_flush_due) == (2, False)
+    check_known_after_power_loss(disk, small, 0, recovery_point=3, log_start_offset=6)
+    check_flush_deletes(partition)
 
 
 @pytest.mark.parametrize("checkpoint", [None, 0, 4], ids=["running", "kill", "kill-later-checkpoint"])
@@ -285,10 +293,7 @@ def test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segment
         for _ in range(3):
             put(partition, batch())
         assert partition.segment_count == 3
-    for seed in range(20):
-        found = disk.after_power_loss(Random(seed))
-        again = open_partition(found, small, recovery_point=checkpoint or 0, log_start_offset=3)
-        assert put(again, batch(2)).is_duplicate, f"seed {seed}"
+    check_known_after_power_loss(disk, small, 2, recovery_point=checkpoint or 0, log_start_offset=3)
 
 
 @pytest.mark.parametrize("target", [9, 14], ids=["some", "all"])

@@ -140,7 +140,7 @@ def test_a_standalone_cluster_whose_executor_and_driver_are_killed_loses_and_dou
     assert [(row["verdict"], row["happened"], row["found"]) for row in rows] == [("clean", "yes", 400)] * 2
     assert rows[0]["facts"]["master"] == "spark://"
     # Two executors for each driver, and one in the place of the killed one.
-    logs = list((tmp_path / "spark").glob("worker-*/work/app-*/*/stderr"))
+    logs = list((tmp_path / "spark").glob(str(Path("worker-*", "work", "app-*", "*", "stderr"))))
     assert len(logs) >= 3
 
 

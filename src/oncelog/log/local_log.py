@@ -341,18 +341,18 @@ class LocalLog:
                 self._give_up_indexes(dead)
             self.snapshot()
 
-    def producers_known_to(self, synced_to: int) -> int:
-        """Return the offset below which a power loss makes no producer's batches unknown, even if compaction
-        removed them.
+    @property
+    def producers_known_to(self) -> int:
+        """The offset below which a power loss makes no producer's batches unknown, even if compaction removed
+        them.
 
         Compaction keeps the last batch of each producer, but a power loss can remove that batch if it is not
-        synced. The batches before it are then known only from a snapshot. `synced_to` is the recovery point,
-        or the offset up to which a flush will sync. See
+        synced. The batches before it are then known only from a snapshot. See
         test_compaction_waits_for_the_snapshot_of_its_segments.
         """
         if not len(self.producers.table):
             return self.end_offset
-        offset = self.producers.snapshot_up_to(synced_to)
+        offset = self.producers.snapshot_up_to(self.recovery_point)
         return self.start_offset if offset is None else offset
 
     def _wait_to_compact(self) -> None:
@@ -362,7 +362,7 @@ class LocalLog:
         test_compaction_waits_for_the_snapshot_of_its_segments.
         """
         closed_to = self.segments.active.base_offset
-        if self.producers_known_to(self.recovery_point) >= closed_to:
+        if self.producers_known_to >= closed_to:
             return
         offset = self.producers.snapshot_from(closed_to)
         if offset is None and not self.producers.is_writing_snapshot:
