@@ -6,6 +6,11 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaTimeoutError
 from kafka.structs import OffsetAndMetadata
 
+POLL_MS = 30_000
+"""Longer than any rebalance. If a shorter poll of kafka-python 3.0.12 ends between the response to SyncGroup
+and its processing, the assignment is lost: the consumer never fetches, and sends no heartbeat.
+"""
+
 
 class Client:
     version = kafka.__version__
@@ -62,7 +67,7 @@ class Client:
         )  # fmt: skip
 
     def poll(self):
-        found = self.reader.poll(timeout_ms=200)
+        found = self.reader.poll(timeout_ms=POLL_MS)
         return [message.value for batch in found.values() for message in batch]
 
     def close(self):
