@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +13,15 @@ from support.broker import RawClient, wait_until
 from support.groups.node import GroupNode, commit, create, heartbeat, join, sync
 
 from oncelog import errors
-from oncelog.broker.coordinators.groups import GroupCoordinator
+from oncelog.broker.coordinators.groups import SUBSCRIPTION_BYTES_PER_RECORD, GroupCoordinator
 from oncelog.broker.coordinators.internal_topic import InternalTopic
 from oncelog.broker.coordinators.offsets import Offsets
-from oncelog.limits import Limits
+from oncelog.limits import DEFAULT_LIMITS, Limits
+from oncelog.rules.groups.classic import ClassicGroup, GroupState, Member
+from oncelog.rules.groups.committed_offsets import CommittedOffset
 from oncelog.server.embedded import Broker
+from oncelog.server.request_handler import MAX_ROUND_REQUESTS, METERED_RECORDS
+from oncelog.types import TopicPartition
 from oncelog.wire.messages import (
     ConsumerGroupDescribeRequest,
     DeleteGroupsRequest,
@@ -614,3 +619,119 @@ def test_a_pattern_that_a_heartbeat_has_resolved_holds_for_all_members() -> None
     group = place.node.groups.consumers.get("g")
     assert group is not None
     assert len(group.members["a"].assigned) == 2
+
+
+def restore_group(node: GroupNode, name: str, member_count: int, topic_count: int) -> ClassicGroup:
+    """Make a stable group with static members that all subscribe to the same topics."""
+    subscription = ConsumerProtocolSubscription(topics=[f"u{i}" for i in range(topic_count)]).to_bytes(0)
+    group = node.node.groups.get_or_create(name, node.now_ms)
+    for number in range(member_count):
+        protocols = (("range", subscription),)
+        member = Member(
+            f"m{number}", f"i{number}", "c", "/h", 60_000, 60_000, protocols, is_new=False, has_synced=True
+        )
+        group.restore_member(member, node.now_ms)
+    group.state, group.generation_id, group.protocol_type = GroupState.STABLE, 1, "consumer"
+    group.protocol_name, group.members.leader_id = "range", "m0"
+    return group
+
+
+@pytest.fixture
+def stepped() -> GroupNode:
+    """Return a node whose background tasks run only when the test runs them."""
+    node = GroupNode(offsets_retention_minutes=1)
+    node.ask(create("t"), 5)
+    node.node.log_manager.background.on_added = lambda: None
+    return node
+
+
+def records_of_steps(node: GroupNode) -> list[int]:
+    """Run the background tasks to their end. Return the cost of the subscriptions decoded in each step."""
+    background, meter, spent = node.node.log_manager.background, node.node.round_meter, [0]
+    while len(background):
+        before = meter.records
+        background.step()
+        spent.append(meter.records - before)
+    return spent
+
+
+def test_subscriptions_of_large_groups_are_decoded_in_steps(stepped: GroupNode) -> None:
+    """R1450: one step of the expiry decoded the subscriptions of 100 groups, which took 2.9 s.
+
+    64 OffsetDelete requests that named two groups in turn took 2.3 s. Only the last result was cached.
+    """
+    groups = stepped.node.groups
+    committed = CommittedOffset(1, -1, "", stepped.now_ms, -1, 0)
+    for name in ("g", "h"):
+        restore_group(stepped, name, 50, 1_000)
+        groups.offsets.commit(name, {TopicPartition("t", 0): committed}, stepped.now_ms)
+    step_records = (64 + 1) * DEFAULT_LIMITS.request_step_elements // SUBSCRIPTION_BYTES_PER_RECORD
+    groups.expire(stepped.now_ms + 2 * MINUTE_MS)
+    assert max(records_of_steps(stepped)) < 2 * step_records
+    assert not groups.offsets.of("g") and not groups.offsets.of("h")
+    for name in ("g", "h", "g"):
+        before = stepped.node.round_meter.records
+        answers = stepped.ask(OffsetDeleteRequest(group_id=name, topics=[]), 0)
+        assert stepped.node.round_meter.records - before < 2 * step_records
+        assert max(records_of_steps(stepped)) < 2 * step_records and len(answers) == 1
+
+
+def test_no_offset_expires_if_a_member_joins_while_subscriptions_are_decoded(stepped: GroupNode) -> None:
+    groups = stepped.node.groups
+    committed = CommittedOffset(1, -1, "", stepped.now_ms, -1, 0)
+    group = restore_group(stepped, "g", 50, 1_000)
+    groups.offsets.commit("g", {TopicPartition("t", 0): committed}, stepped.now_ms)
+    groups.expire(stepped.now_ms + 2 * MINUTE_MS)
+    stepped.node.log_manager.background.step()
+    assert len(stepped.node.log_manager.background)
+    group.members.add(replace(group.members["m0"], member_id="n", group_instance_id="n"))
+    records_of_steps(stepped)
+    assert groups.offsets.of("g")
+
+
+def test_storing_a_large_group_costs_more_of_the_round() -> None:
+    """R1451: each restart of a static member stored all 1,000 members, and a round had 64 of them."""
+    node, costs = GroupNode(), []
+    node.ask(create("t"), 5)
+    for name, count in (("small", 2), ("large", 1_000)):
+        protocols = [("range", restore_group(node, name, count, 1).members["m0"].metadata("range"))]
+        restart = join(
+            name,
+            group_instance_id="i0",
+            protocols=[
+                JoinGroupRequest.JoinGroupRequestProtocol(name=protocol, metadata=metadata)
+                for protocol, metadata in protocols
+            ],
+        )
+        before = node.node.round_meter.records
+        (answer,) = node.ask(restart, 5)
+        assert answer.error_code == 0
+        costs.append(node.node.round_meter.records - before)
+    assert costs[0] < METERED_RECORDS < MAX_ROUND_REQUESTS * METERED_RECORDS < 4 * costs[1]
+
+
+def test_heartbeats_that_compute_targets_cost_more_of_the_round() -> None:
+    """R1451: a heartbeat of 100 bytes computed a target of 1,000 partitions, or compared 1,000 names of
+    topics with a regular expression, and a round had 64 of them.
+    """
+    node = GroupNode()
+    node.ask(create("t", 1_000), 5)
+    for number in range(20):
+        node.ask(create(f"u{number}"), 5)
+    costs = []
+    for group, names, regex in (
+        ("a", ["v"], None),
+        ("b", ["t"], None),
+        ("c", None, "[a-z]{1,99}(x[a-z]{1,9}){1,99}"),
+    ):
+        before = node.node.round_meter.records
+        request = heartbeat(group, "m", subscribed_topic_names=names, subscribed_topic_regex=regex)
+        (answer,) = node.ask(request, 1)
+        assert answer.error_code == 0
+        costs.append(node.node.round_meter.records - before)
+    assert costs[0] < METERED_RECORDS < 4_000 < costs[1]
+    assert costs[2] > METERED_RECORDS
+    (answer,) = node.ask(heartbeat("b", "m", 2), 1)
+    before = node.node.round_meter.records
+    assert node.ask(heartbeat("b", "m", answer.member_epoch), 1)[0].error_code == 0
+    assert node.node.round_meter.records == before

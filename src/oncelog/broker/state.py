@@ -103,8 +103,8 @@ class BrokerState:
         self.flush_queue = FlushQueue(self._note_partition_visible)
         self.connection_count = 0
         self.round_meter = RoundMeter()
-        """The unusual work of requests: to open batches, to begin segments, to write files and large
-        transactions.
+        """The unusual work of requests: to open batches, to begin segments, and to write files, large
+        transactions and large groups.
         """
         self.request_memory: MemoryBudget[Any] = MemoryBudget(settings["queued.max.request.bytes"])
         self.response_memory: MemoryBudget[Any] = MemoryBudget(settings["oncelog.queued.max.response.bytes"])
@@ -133,6 +133,7 @@ class BrokerState:
             settings,
             topics=self.topics,
             dynamic=self.dynamic,
+            round_meter=self.round_meter,
             flush_queue=self.flush_queue,
             background=self.log_manager.background,
             limits=self.limits,

@@ -18,6 +18,7 @@ from oncelog.broker.coordinators.consumer_group_log import (
 from oncelog.broker.coordinators.internal_topic import AppendHandle, InternalTopic
 from oncelog.broker.coordinators.patterns import Pattern, TopicPatterns
 from oncelog.broker.settings.dynamic_config import DynamicConfig
+from oncelog.broker.stepwise import RoundMeter
 from oncelog.broker.topics.topics import Topics
 from oncelog.config import ASSIGNOR_NAMES
 from oncelog.errors import BrokerError, GroupIdNotFound, UnknownMemberId
@@ -37,6 +38,10 @@ RETRY_MS = 1000
 """Pause in ms before a group's deadlines are handled again, after its records could not be stored."""
 SUBSCRIPTION_RECORDS = 4
 """Largest total size of a group's distinct subscriptions in memory, as a multiple of message.max.bytes."""
+ASSIGNMENT_RECORDS, PATTERN_STEPS_PER_RECORD = 16, 256
+"""Cost of each member and partition of a target that a heartbeat computes, and the steps of matching patterns
+that cost as much as one record, in records of `RoundMeter`. A target of 1,000 partitions takes 10 ms.
+"""
 
 
 class ConsumerGroups:
@@ -48,12 +53,13 @@ class ConsumerGroups:
         settings: Settings,
         topics: Topics,
         dynamic: DynamicConfig,
+        round_meter: RoundMeter,
         background: BackgroundQueue,
         limits: Limits,
         is_closing: Callable[[], bool],
     ) -> None:
         self._topic, self._settings, self._topics = topic, settings, topics
-        self._dynamic, self._limits = dynamic, limits
+        self._dynamic, self._limits, self._round_meter = dynamic, limits, round_meter
         self._background, self._is_closing = background, is_closing
         self._groups: dict[str, ConsumerGroup] = {}
         self._deadlines = Deadlines()
@@ -102,7 +108,14 @@ class ConsumerGroups:
             self._schedule(group_id, deadline_ms)
             return result, []
         draft = self._new(group_id) if group is None else group.draft()
-        result = draft.heartbeat(request, self._resolve_topics, now_ms, self.patterns.is_unresolved, Pattern)
+        try:
+            result = draft.heartbeat(
+                request, self._resolve_topics, now_ms, self.patterns.is_unresolved, Pattern
+            )
+        finally:
+            # See test_heartbeats_that_compute_targets_cost_more_of_the_round.
+            pattern_records = self.patterns.steps_used // PATTERN_STEPS_PER_RECORD
+            self._round_meter.add(ASSIGNMENT_RECORDS * draft.computed_cost + pattern_records)
         return result, self._replace(draft, now_ms, first)
 
     def leave(

@@ -25,7 +25,7 @@ from oncelog.broker.coordinators.member_responses import MemberResponses
 from oncelog.broker.coordinators.offsets import Offsets
 from oncelog.broker.group_commit import FlushQueue
 from oncelog.broker.settings.dynamic_config import DynamicConfig
-from oncelog.broker.stepwise import StepBudget, Work
+from oncelog.broker.stepwise import RoundMeter, StepBudget, Work
 from oncelog.broker.topics.topics import Topics
 from oncelog.errors import (
     BrokerError,
@@ -58,6 +58,15 @@ message.max.bytes.
 A group's record has the metadata of one protocol only. The limit is above 1, because a member that changes
 its assignor sends metadata for both.
 """
+MEMBER_RECORDS, BYTES_PER_RECORD = 8, 64
+"""Cost of each member of a classic group that is stored, and the bytes of its record that cost as much as one
+record, in records of `RoundMeter`. Every change stores all members: 8 ms for 1,000.
+"""
+SUBSCRIPTION_BYTES_PER_ELEMENT, SUBSCRIPTION_BYTES_PER_RECORD = 64, 4
+"""Bytes of a subscription whose decoding costs one element of a step, and one record of `RoundMeter`.
+
+The slowest subscriptions have a topic in every two bytes.
+"""
 
 
 class GroupCoordinator:
@@ -70,6 +79,7 @@ class GroupCoordinator:
         *,
         topics: Topics,
         dynamic: DynamicConfig,
+        round_meter: RoundMeter,
         flush_queue: FlushQueue,
         background: BackgroundQueue,
         limits: Limits,
@@ -77,8 +87,11 @@ class GroupCoordinator:
     ) -> None:
         self.topic, self._settings, self._topics = topic, settings, topics
         self._flush_queue, self._limits, self._is_closing = flush_queue, limits, is_closing
+        self._round_meter = round_meter
         self.offsets = Offsets(topic, settings, limits)
-        self.consumers = ConsumerGroups(topic, settings, topics, dynamic, background, limits, is_closing)
+        self.consumers = ConsumerGroups(
+            topic, settings, topics, dynamic, round_meter, background, limits, is_closing
+        )
         self._groups: dict[str, ClassicGroup] = {}
         self._offsets_left: set[str] = set()
         """Deleted topics whose offsets could not be deleted from the log. The next start tries again."""
@@ -219,8 +232,13 @@ class GroupCoordinator:
         # again.
         group.is_unsaved, version = False, group.version
         index = self.topic.partition_of(group.group_id)
+        # Small requests can store a large group: a static member that restarts, for example. See
+        # test_storing_a_large_group_costs_more_of_the_round.
+        self._round_meter.add(MEMBER_RECORDS * len(group.members))
         try:
-            written = [self.topic.append(index, [encode_group(group)], now_ms)]
+            key, value = encode_group(group)
+            self._round_meter.add(len(value) // BYTES_PER_RECORD)
+            written = [self.topic.append(index, [(key, value)], now_ms)]
         except BrokerError as error:
             group.complete_save(error, version, now_ms)
             return
@@ -369,13 +387,13 @@ class GroupCoordinator:
         group = self._groups.get(group_id)
         return group is not None and bool(group.members) and group.protocol_type != CONSUMER_PROTOCOL_TYPE
 
-    def subscribed_topics(self, group_id: str) -> set[str] | None:
+    def subscribed_topics(self, group_id: str, budget: StepBudget) -> Work[set[str] | None]:
         """Return the topics that the group's members subscribe to; None if they are unknown.
 
-        They are unknown if the members have another protocol type or an unreadable subscription, or while a
-        pattern is not resolved yet.
+        They are unknown if the members have another protocol type or an unreadable subscription, while a
+        pattern is not resolved yet, or if the members change between the steps.
         """
-        if self.consumers.get(group_id) is not None:
+        if group_id in self.consumers.ids():
             return self.consumers.subscribed_topics(group_id)
         group = self._groups.get(group_id)
         if group is None or not group.members:
@@ -383,14 +401,38 @@ class GroupCoordinator:
         if group.protocol_type != CONSUMER_PROTOCOL_TYPE or group.protocol_name is None:
             return None
         # Decoding all subscriptions may take 0.2 s, and OffsetDelete and each step of expiry need them. See
-        # test_subscriptions_are_decoded_once_until_the_members_change.
+        # test_subscriptions_are_decoded_once_until_the_members_change, and
+        # test_subscriptions_of_large_groups_are_decoded_in_steps.
+        revision = group.members.revision, group.protocol_name
         known = self._subscribed.get(group)
-        if known is None or known[:2] != (group.members.revision, group.protocol_name):
-            topics = _decode_subscriptions(group, group.protocol_name)
-            known = group.members.revision, group.protocol_name, topics
+        if known is None or known[:2] != revision:
+            topics = yield from self._decode_subscriptions(group, budget)
+            if self._groups.get(group_id) is not group or revision != (
+                group.members.revision,
+                group.protocol_name,
+            ):
+                return None
+            known = *revision, topics
             self._subscribed.clear()
             self._subscribed[group] = known
         return known[2]
+
+    def _decode_subscriptions(self, group: ClassicGroup, budget: StepBudget) -> Work[set[str] | None]:
+        """Return the topics to which the members of a classic group subscribe; None if one of the
+        subscriptions cannot be read.
+        """
+        topics: set[str] = set()
+        protocol_name = group.protocol_name
+        for member in list(group.members.values()):
+            subscription = member.metadata(protocol_name)
+            self._round_meter.add(len(subscription) // SUBSCRIPTION_BYTES_PER_RECORD)
+            try:
+                topics.update(ConsumerProtocolSubscription.from_bytes(subscription).topics)
+            except PeerError:
+                return None
+            if budget.spend(1 + len(subscription) // SUBSCRIPTION_BYTES_PER_ELEMENT):
+                yield None
+        return topics
 
     def on_marker(self, index: int, producer_id: int, is_commit: bool, now_ms: int) -> int:
         """Apply or drop the pending offsets of a transaction that ended in a partition of
@@ -446,7 +488,7 @@ class GroupCoordinator:
     def _expire_group(self, group_id: str, budget: StepBudget, now_ms: int) -> BackgroundTask:
         try:
             for partitions in self._slices([*self.offsets.of(group_id)]):
-                self._expire_offsets(group_id, partitions, now_ms)
+                yield from self._expire_offsets(group_id, partitions, budget, now_ms)
                 if budget.spend(len(partitions)):
                     yield None
             if not self.offsets.has(group_id):
@@ -455,22 +497,29 @@ class GroupCoordinator:
             # The append failed, or another request is deleting the group. The next round tries again.
             return
 
-    def _expire_offsets(self, group_id: str, partitions: list[TopicPartition], now_ms: int) -> None:
+    def _expire_offsets(
+        self, group_id: str, partitions: list[TopicPartition], budget: StepBudget, now_ms: int
+    ) -> Work[None]:
         """Delete expired offsets of a group. Only offsets for these partitions are examined.
 
         Raises NotCoordinator.
         """
-        group = self.get(group_id)
-        is_empty = group is None or group.state is GroupState.EMPTY
-        if group is not None and not is_empty and group.state is not GroupState.STABLE:
+        if self._is_rebalancing(group_id):
             # Until the rebalance is complete, the subscriptions are unknown, so nothing may expire.
             return
-        subscribed = self.subscribed_topics(group_id)
-        if subscribed is None:
+        subscribed = yield from self.subscribed_topics(group_id, budget)
+        if subscribed is None or self._is_rebalancing(group_id):
             # The members may subscribe to any of the topics, so nothing may expire.
             return
+        group = self.get(group_id)
+        is_empty = group is not None and group.state is GroupState.EMPTY
         since_ms = group.state_since_ms if group is not None and is_empty and group.protocol_type else None
         self.offsets.expire(group_id, partitions, subscribed, since_ms, now_ms)
+
+    def _is_rebalancing(self, group_id: str) -> bool:
+        """Return True during a rebalance of a classic group. Raises NotCoordinator."""
+        group = self.get(group_id)
+        return group is not None and group.state not in (GroupState.EMPTY, GroupState.STABLE)
 
     def _expire_empty_group(self, group_id: str, now_ms: int) -> None:
         """Delete a group without offsets if it has no members and, for a classic group, no deadline.
@@ -523,15 +572,3 @@ class GroupCoordinator:
             if record.value is not None:
                 self._groups[group_id] = group = self._new(group_id, now_ms)
                 decode_group(group, record.value, now_ms)
-
-
-def _decode_subscriptions(group: ClassicGroup, protocol_name: str) -> set[str] | None:
-    """Return the topics to which the members of a classic group subscribe; None if one cannot be read."""
-    topics = set()
-    try:
-        for member in group.members.values():
-            subscription = member.metadata(protocol_name)
-            topics.update(ConsumerProtocolSubscription.from_bytes(subscription).topics)
-    except PeerError:
-        return None
-    return topics

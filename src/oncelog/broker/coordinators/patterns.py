@@ -144,6 +144,11 @@ class TopicPatterns:
         """Allow the next heartbeat to use up to `step_cost` steps immediately."""
         self._steps_left = self._step_cost
 
+    @property
+    def steps_used(self) -> int:
+        """The steps that were taken since `begin`, without those in the background."""
+        return self._step_cost - self._steps_left
+
     def list_topics(self, names: Collection[str]) -> None:
         """Set the names of the existing topics. Names that are new will be matched with each pattern."""
         if len(self._in_order) > 2 * len(names) + 1000:

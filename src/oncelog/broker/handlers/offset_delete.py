@@ -54,10 +54,10 @@ def _delete_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answe
         return refusal(error)
     if state.groups.has_non_consumer_members(message.group_id):
         return refusal(NonEmptyGroup())
-    subscribed = state.groups.subscribed_topics(message.group_id)
     response, budget = OffsetDeleteResponse(topics=[]), StepBudget(state.limits.request_step_elements)
     deletable: dict[TopicPartition, None] = {}
     with state.groups.topic.reserved(message.group_id):
+        subscribed = yield from state.groups.subscribed_topics(message.group_id, budget)
         for topic in message.topics:
             results: list[_Partition] = []
             response.topics.append(

@@ -397,6 +397,8 @@ class ConsumerGroup:
         """True if such a target could not be computed or stored. The next heartbeat computes it, so its
         client gets the target or the error.
         """
+        self.computed_cost = 0
+        """The cost of the targets that were computed since `draft` made this object."""
         self._assignment_cost, self._assignment_cost_ms = 0, 0
         """The cost of recent targets, which decreases with time, and the time in ms of its last update."""
         self._session_deadlines_ms: dict[str, int] = {}
@@ -438,7 +440,7 @@ class ConsumerGroup:
         """
         draft = copy.copy(self)
         draft.members, draft.targets = dict(self.members), dict(self.targets)
-        draft.unsaved = dict(self.unsaved)
+        draft.unsaved, draft.computed_cost = dict(self.unsaved), 0
         draft._shares_subscriptions = self._shares_subscriptions = True
         draft._session_deadlines_ms, draft._revocation_deadlines_ms = (
             dict(self._session_deadlines_ms),
@@ -658,6 +660,7 @@ class ConsumerGroup:
         cost = len(self.members) + sum(topic.partition_count for topic in topics.values())
         self._assignment_cost += cost
         if cost <= self._max_immediate_cost or self.must_assign_at_once:
+            self.computed_cost += cost
             self.set_targets(self.epoch, self.plan_targets(resolve_topics).compute())
             return
         if self.assignment_epoch == 0:
