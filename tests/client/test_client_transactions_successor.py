@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from oncelog import Admin, Broker, Producer, TopicPartition
 from oncelog.client.connection.core import ConnectionCore
 from oncelog.errors import (
     ConcurrentTransactions,
+    DeliveryUnknown,
     InvalidProducerIdMapping,
     ProducerFenced,
     TimedOut,
@@ -156,6 +158,39 @@ def test_an_abort_of_nothing_does_not_abort_the_successors_transaction(
             first.abort_transaction()
         second.commit_transaction()
         assert values(broker.bootstrap_servers, topic) == [b"second"]
+
+
+def test_a_repeated_request_for_an_epoch_does_not_abort_the_successors_transaction(classic: str) -> None:
+    """R1453: EndTxn succeeded, and the InitProducerId after it was lost. Until it was sent again, a successor
+    had begun a transaction.
+    """
+    name = f"successor-{os.getpid()}-{next(_numbers)}"
+    topic = new_topic(classic)
+    with (
+        Proxy(classic) as proxy,
+        producer_of(
+            proxy.bootstrap_servers, transactional_id=name, request_timeout_ms=500, delivery_timeout_ms=500
+        ) as first,
+        producer_of(classic, transactional_id=name) as second,
+        ThreadPoolExecutor() as threads,
+    ):
+        first.init_transactions()
+        first.begin_transaction()
+        first.send(topic, b"first").result(60)
+        lost = proxy.add(Rule(action="drop", api="Produce"))
+        assert isinstance(first.send(topic, b"first").exception(60), DeliveryUnknown)
+        proxy.remove(lost)
+        lost = proxy.add(Rule(action="drop", api="InitProducerId"))
+        abort = threads.submit(first.abort_transaction)
+        wait_until(lambda: len(requests(proxy, "InitProducerId")) == 2)
+        second.init_transactions()
+        second.begin_transaction()
+        second.send(topic, b"second").result(60)
+        proxy.remove(lost)
+        with pytest.raises(ProducerFenced):
+            abort.result(60)
+        second.commit_transaction()
+        assert values(classic, topic) == [b"second"]
 
 
 def test_an_expired_id_is_used_again_on_brokers_that_describe_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 from oncelog.client.arguments import offsets_of
@@ -427,7 +428,7 @@ class TransactionManager:
     async def _check_no_successor(self, deadline_ms: float) -> None:
         """Fail the producer if another one has an open transaction under its transactional id.
 
-        Call it before an InitProducerId that follows no EndTxn, which would be refused. Guard:
+        Call it before an InitProducerId that does not immediately follow a successful EndTxn. Guard:
         test_an_abort_of_nothing_does_not_abort_the_successors_transaction.
         """
         entry, identity = await self._describe_own_entry(deadline_ms), self._core.identity
@@ -505,7 +506,10 @@ class TransactionManager:
             producer_id=current.producer_id if current else -1,
             producer_epoch=current.producer_epoch if current else -1,
         )
-        response = await self._send_until_done(INIT, request, None, deadline_ms)
+        # A successor may have begun a transaction since the first attempt. Guard:
+        # test_a_repeated_request_for_an_epoch_does_not_abort_the_successors_transaction.
+        check = None if current is None else partial(self._check_no_successor, deadline_ms)
+        response = await self._send_until_done(INIT, request, None, deadline_ms, before_retry=check)
         return ProducerIdAndEpoch(response.producer_id, response.producer_epoch)
 
     async def _end(
@@ -634,13 +638,15 @@ class TransactionManager:
         group_id: str | None,
         deadline_ms: float,
         number: int | None = None,
+        before_retry: Callable[[], Awaitable[None]] | None = None,
     ) -> Any:
         """Send a request until its response has no error, and return the response.
 
         The request goes to the group's coordinator or, if `group_id` is None, to the transaction coordinator.
         `number` identifies the transaction that the request belongs to. If this transaction has ended, any
         error becomes TransactionAborted, because the error does not concern the next transaction. If the
-        producer has failed, its own error is raised.
+        producer has failed, its own error is raised. `before_retry` is awaited before each repetition, and
+        may raise an error that ends the call.
         """
         key = (TRANSACTION, self._transactional_id) if group_id is None else (GROUP, group_id)
         attempt, is_commit = 0, kind is END and request.committed
@@ -671,6 +677,8 @@ class TransactionManager:
                 self._coordinators.pop(key, None)
             await self._pause(kind, self._pause_s(error, attempt), deadline_ms, error)
             self._check_still_open(number, error)
+            if before_retry is not None:
+                await before_retry()
             attempt += 1
 
     def _check_still_open(self, number: int | None, error: OncelogError | None = None) -> None:

@@ -136,7 +136,7 @@ OUT_OF_REACH: dict[str, str] = {
     "simulated clients send and read bytes": "R1210 R1212 R1214",
     "simulated clients send records with the times of a simulated clock": "R1211",
     "all simulated brokers are Oncelog's, and their disks fail as a whole": "R1402 R1403",
-    "no two simulated loops have one transactional id": "R1226 R1290 R1346 R1406",
+    "no two simulated loops have one transactional id": "R1226 R1290 R1346 R1406 R1453",
     "one task of a simulated producer ends its transactions": "R1360",
     "a simulated thread seldom closes a consumer right before another one's callback runs": (
         "R1370 R1385 R1404"
