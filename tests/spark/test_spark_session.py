@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -33,6 +34,32 @@ def test_missing_pyspark_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyP
     monkeypatch.delitem(sys.modules, "oncelog.spark._pyspark", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'oncelog\[spark\]'"):
         check_spark()
+
+
+@pytest.mark.parametrize(
+    ("remove", "text"),
+    [
+        ("sys.modules['pyarrow'] = None", "more packages: pip install 'oncelog[spark]' (import of pyarrow"),
+        ("del datasource.DataSourceStreamArrowWriter", "PySpark 4.2 or newer (cannot import name 'Data"),
+    ],
+    ids=["pyarrow", "pyspark"],
+)
+def test_a_missing_package_is_named_and_does_not_hide_other_sources(remove: str, text: str) -> None:
+    """R1461: Spark imports all packages named pyspark_* together, and after an error it knew none of them.
+    For this format, too, it said only that there is no such data source.
+    """
+    program = f"""
+import pickle, sys
+from pyspark.sql import datasource
+{remove}
+import pyspark_oncelog
+source = pickle.loads(pickle.dumps(pyspark_oncelog.DefaultSource))
+print(source.name())
+source({{}})
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ran.stdout == "oncelog\n"
+    assert f"MissingDependency: format('oncelog') needs {text}" in ran.stderr
 
 
 def test_the_logging_configuration_file_exists() -> None:

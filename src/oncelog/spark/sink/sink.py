@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from oncelog.errors import ConfigError
+from oncelog.errors import ConfigError, OncelogError
 from oncelog.spark.python_worker import freeze_modules
 from oncelog.spark.sink.decisions import SinkError
 from oncelog.spark.sink.kept_clients import KeptClients
@@ -32,7 +33,7 @@ from oncelog.spark.sink.sink_options import FULL_RETRY, SinkSettings, parse_sink
 from oncelog.spark.sink.sink_rows import check_columns
 from oncelog.spark.sink.state import new_run_id
 from oncelog.spark.sink.task import Sink, TaskReport, abandon, finish, write_task
-from oncelog.spark.sink.topic_ids import with_marker_topic_id
+from oncelog.spark.sink.topic_ids import marker_topic_id
 from oncelog.spark.source.source import OncelogSource
 from oncelog.spark.task_input import TaskInput
 
@@ -96,7 +97,7 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         # failed then, its repetition would double them. Guard:
         # test_a_write_with_an_id_continues_although_its_separate_marker_topic_was_replaced.
         is_separate = is_named and settings.marker_topic != settings.topic
-        self._sink = sink if is_separate else with_marker_topic_id(sink)
+        self._sink = sink if is_separate else replace(sink, marker_topic_id=_marker_topic_id(settings))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         freeze_modules()
@@ -127,6 +128,10 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         # pickled copies to the tasks. So all tasks of an attempt have the same run id, and each attempt has a
         # different one.
         self._settings, self._run_id = settings, new_run_id()
+        # With a separate marker topic, rows stay when that topic is created again. If the micro-batch failed
+        # then, its repetition would double them.
+        is_separate = settings.marker_topic != settings.topic
+        self._marker_topic_id = None if is_separate else _marker_topic_id(settings)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         freeze_modules()
@@ -135,14 +140,16 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         query_id, batch_id = task.getLocalProperty(_QUERY_ID), task.getLocalProperty(_BATCH_ID)
         if query_id is None or batch_id is None:
             raise SinkError(f"Spark gave the task no {_QUERY_ID} or {_BATCH_ID}: use Spark 4.2 or newer")
-        sink = Sink(query_id, self._settings, run_id=self._run_id)
-        report = _write(sink, int(batch_id), task.partitionId(), iterator)
+        report = _write(self._sink(query_id), int(batch_id), task.partitionId(), iterator)
         return Written(report, query_id)
+
+    def _sink(self, query_id: str) -> Sink:
+        return Sink(query_id, self._settings, run_id=self._run_id, marker_topic_id=self._marker_topic_id)
 
     def commit(self, messages: Sequence[Written | None], batchId: int) -> None:
         written = [_of(message) for message in messages]
         if written and written[0].query_id is not None:
-            sink = Sink(written[0].query_id, self._settings, run_id=self._run_id)
+            sink = self._sink(written[0].query_id)
             reports = [message.report for message in written]
             finish(sink, batchId, reports, _kept)
             publish(SinkMetrics.of(sink.name, batchId, reports))
@@ -153,8 +160,15 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         """
         written = [message for message in messages if message is not None]
         if written and written[0].query_id is not None:
-            sink = Sink(written[0].query_id, self._settings, run_id=self._run_id)
+            sink = self._sink(written[0].query_id)
             abandon(sink, [message.report for message in written])
+
+
+def _marker_topic_id(settings: SinkSettings) -> str | None:
+    """Return the current id of the marker topic, or None if the look-up fails."""
+    with suppress(OncelogError), _kept.borrow(settings) as clients:
+        return marker_topic_id(clients.admin, settings)
+    return None
 
 
 def _write(sink: Sink, batch_id: int, task: int, iterator: Iterator[pa.RecordBatch]) -> TaskReport:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from contextlib import suppress
-from dataclasses import replace
 
 from oncelog.client.admin.blocking import Admin
-from oncelog.errors import OncelogError
 from oncelog.spark.sink.decisions import decide_same_topics
-from oncelog.spark.sink.state import Sink
+from oncelog.spark.sink.sink_options import SinkSettings
 
 
 def topic_ids(admin: Admin, topics: Iterable[str]) -> dict[str, str | None]:
@@ -28,9 +25,6 @@ def check_topics(
         raise refusal.error(batch_id, task)
 
 
-def with_marker_topic_id(sink: Sink) -> Sink:
-    """Return the sink with the current id of its marker topic, or unchanged if the look-up fails."""
-    with suppress(OncelogError), Admin(sink.settings.admin) as admin:
-        (topic_id,) = topic_ids(admin, [sink.settings.marker_topic]).values()
-        return replace(sink, marker_topic_id=topic_id)
-    return sink
+def marker_topic_id(admin: Admin, settings: SinkSettings) -> str | None:
+    """Return the current id of the marker topic, or None on a cluster without topic ids."""
+    return topic_ids(admin, [settings.marker_topic])[settings.marker_topic]
