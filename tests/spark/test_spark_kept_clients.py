@@ -251,6 +251,65 @@ def test_a_late_task_of_an_ended_write_finds_its_topic_replaced(
         assert committed(bootstrap, "t") == [b"b"]
 
 
+def test_the_first_micro_batch_is_written_as_a_whole_to_a_topic_created_again(
+    workers: list[KeptClients],
+) -> None:
+    """R1460: the new topic had only the rows of the later tasks, and the micro-batch counted as written.
+
+    Then a late copy of a task of this query wrote its rows beside those of the next query.
+    """
+    from oncelog.spark.sink.sink import StreamWriter  # needs PySpark
+
+    with (
+        oncelog.Broker(config={"auto.create.topics.enable": False}) as broker,
+        oncelog.Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin,
+    ):
+        bootstrap, (here, there) = broker.bootstrap_servers, workers
+        settings = parse_sink_options({"kafka.bootstrap.servers": bootstrap, "topic": "t"}, "stream")
+
+        def create_again() -> None:
+            admin.delete_topics(["t"])
+            create_topic(bootstrap, "t", partitions=1)
+
+        create_topic(bootstrap, "t", partitions=1)
+        begun = StreamWriter(settings)._sink("q")
+        write_task(begun, 0, 0, rows("a"), here)
+        create_again()
+        with pytest.raises(SinkError, match="topic 't' was deleted and created again"):
+            write_task(begun, 0, 1, rows("b"), there)
+        repeated = StreamWriter(settings)._sink("q")
+        reports = [write_task(repeated, 0, task, rows("ab"[task]), here) for task in range(2)]
+        finish(repeated, 0, reports, here)
+        assert committed(bootstrap, "t") == [b"a", b"b"]
+
+        create_again()
+        following = StreamWriter(settings)._sink("r")
+        finish(following, 0, [write_task(following, 0, 0, rows("c"), here)], here)
+        with pytest.raises(SinkError, match="topic 't' was deleted and created again"):
+            write_task(repeated, 0, 0, rows("a"), there)
+        assert committed(bootstrap, "t") == [b"c"]
+
+
+def test_a_first_micro_batch_continues_although_its_separate_marker_topic_was_replaced(
+    shared_broker: oncelog.Broker, topic: str, workers: list[KeptClients]
+) -> None:
+    """The rows of the first task are still there. If the query failed, its restart would double them."""
+    from oncelog.spark.sink.sink import StreamWriter  # needs PySpark
+
+    bootstrap, markers = shared_broker.bootstrap_servers, f"{topic[:40]}.markers"
+    create_topic(bootstrap, topic)
+    create_topic(bootstrap, markers)
+    given = {"kafka.bootstrap.servers": bootstrap, "topic": topic, "markerTopic": markers}
+    sink = StreamWriter(parse_sink_options(given, "stream"))._sink(topic)
+    reports = [write_task(sink, 0, 0, rows("a"), workers[0])]
+    with oncelog.Admin({"bootstrap.servers": bootstrap}) as admin:
+        admin.delete_topics([markers])
+    create_topic(bootstrap, markers)
+    reports.append(write_task(sink, 0, 1, rows("b"), workers[1]))
+    finish(sink, 0, reports, workers[0])
+    assert committed(bootstrap, topic) == [b"a", b"b"]
+
+
 def test_a_write_with_an_id_continues_although_its_separate_marker_topic_was_replaced(
     shared_broker: oncelog.Broker, topic: str, workers: list[KeptClients]
 ) -> None:

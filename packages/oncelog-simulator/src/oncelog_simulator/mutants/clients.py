@@ -110,7 +110,7 @@ MUTANTS = [
     Mutant(
         "rows in a topic and in the next one of its name are committed together",
         ((sink_topic_ids, "decide_same_topics", nothing),),
-        findings=("R1240", "R1242", "R1270", "R1291", "R1294", "R1342"),
+        findings=("R1240", "R1242", "R1270", "R1291", "R1294", "R1342", "R1460"),
         guards=(
             "spark/test_spark_atomic.py::test_a_topic_created_again_while_its_tasks_write_gets_no_rows",
             "spark/test_spark_kept_clients.py::test_a_topic_created_again_while_a_task_writes_gets_no_rows",
@@ -118,6 +118,8 @@ MUTANTS = [
             "spark/test_spark_atomic.py"
             "::test_a_second_attempt_of_a_task_whose_lease_was_deleted_gets_no_rows_committed",
             "spark/test_spark_kept_clients.py::test_a_late_task_of_an_ended_write_finds_its_topic_replaced",
+            "spark/test_spark_kept_clients.py"
+            "::test_the_first_micro_batch_is_written_as_a_whole_to_a_topic_created_again",
         ),
     ),
     Mutant(
