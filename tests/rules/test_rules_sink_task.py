@@ -181,6 +181,18 @@ def test_a_batch_begun_too_long_ago_is_refused(begun: BatchBegun | None, answer:
     assert (refusal and told(refusal)) == answer
 
 
+@pytest.mark.parametrize(
+    ("noted", "now", "answer"),
+    [("a", "b", "OTHER_TOPIC"), ("a", "a", None), ("", "b", None), ("a", "", None)],
+)
+def test_a_batch_of_another_topic_is_refused(noted: str, now: str, answer: str | None) -> None:
+    """R1462. A note of an older version, and a write with the column topic, name no topic."""
+    begun = decide_begun(0, "me", BatchBegun(0, "a", 9_000, noted), 10_000, 10_000, topic=now)
+    assert (begun and told(begun)) == answer
+    finished = decide_task(0, 0, None, BatchCommit(0, 1, SUM, topic=noted), topic=now)
+    assert told(finished) == (answer or "already")
+
+
 def test_other_rows_for_a_batch_of_one_transaction() -> None:
     assert decide_same_content(SUM, SUM) is None
     assert decide_same_content(RowSum(3), SUM) is None  # version 0.4.1 stored no hash
@@ -240,6 +252,9 @@ def test_markers_kept_in_groups_are_read_back() -> None:
         (BatchCommit(3, 9, None, "p"), '{"oncelog": 1, "lanes": 9, "planned": "p"}'),
         (PlanNote(3, "run", ("a", "b")), '{"oncelog": 1, "run": "run", "earlier": ["a", "b"]}'),
         (BatchBegun(3, "run", 5), '{"oncelog": 1, "run": "run", "begun_ms": 5}'),
+        # Version 0.7.0 and older did not write the topic.
+        (BatchCommit(3, 9, None, "", "t"), '{"oncelog": 1, "lanes": 9, "topic": "t"}'),
+        (BatchBegun(3, "run", 5, "t"), '{"oncelog": 1, "run": "run", "begun_ms": 5, "topic": "t"}'),
         (WriteLease(3, 1, 2, "why"), '{"oncelog": 1, "writer": [1, 2], "cause": "why"}'),
     ):
         assert kept.encode() == OffsetAndMetadata(3, None, text)

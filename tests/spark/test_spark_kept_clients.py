@@ -17,7 +17,7 @@ import oncelog
 from oncelog.client.connection.broker_connection import BrokerConnection
 from oncelog.client.producer.blocking import Producer
 from oncelog.errors import OncelogError
-from oncelog.spark.sink.decisions import SinkError
+from oncelog.spark.sink.decisions import SinkError, SinkRefused
 from oncelog.spark.sink.kept_clients import MAX_KEPT, KeptClients, TaskClients
 from oncelog.spark.sink.sink_options import parse_sink_options
 from oncelog.spark.sink.task import Sink, TaskReport, finish, write_task
@@ -308,6 +308,32 @@ def test_a_first_micro_batch_continues_although_its_separate_marker_topic_was_re
     reports.append(write_task(sink, 0, 1, rows("b"), workers[1]))
     finish(sink, 0, reports, workers[0])
     assert committed(bootstrap, topic) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_write_id_of_another_topic_is_refused(
+    shared_broker: oncelog.Broker, topic: str, workers: list[KeptClients], is_finished: bool
+) -> None:
+    """R1462: the rows of the second write were taken for those of the first one, and were in no topic."""
+    from oncelog.spark.sink.sink import BatchWriter  # needs PySpark
+
+    bootstrap, kept = shared_broker.bootstrap_servers, workers[0]
+    names = [f"{topic[:40]}.{is_finished}.{end}" for end in ("a", "b", "markers")]
+    for name in names:
+        create_topic(bootstrap, name, partitions=1)
+
+    def sink_for(name: str) -> Sink:
+        given = {"kafka.bootstrap.servers": bootstrap, "topic": name, "markerTopic": names[2]}
+        return BatchWriter(parse_sink_options({**given, "writeId": names[0]}, "batch"))._sink
+
+    first, other, again = sink_for(names[0]), sink_for(names[1]), sink_for(names[0])
+    reports = [write_task(first, 0, 0, rows("1"), kept)]
+    if is_finished:
+        finish(first, 0, reports, kept)
+    with pytest.raises(SinkRefused, match=f"this writeId is that of a write to topic '{names[0]}'"):
+        write_task(other, 0, 0, rows("1"), kept)
+    finish(again, 0, [write_task(again, 0, 0, rows("1"), kept)], kept)
+    assert (committed(bootstrap, names[0]), committed(bootstrap, names[1])) == ([b"1"], [])
 
 
 def test_a_write_with_an_id_continues_although_its_separate_marker_topic_was_replaced(

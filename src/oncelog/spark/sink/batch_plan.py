@@ -109,11 +109,13 @@ def note_begun(sink: Sink, admin: Admin, batch_id: int) -> BatchBegun | None:
     begun, now_ms = sink.begun(admin), current().wall_ns() // 1_000_000
     is_vouched = sink.settings.vouched_batch_id == batch_id
     if begun is not None and begun.batch_id >= batch_id and not is_vouched:
-        refusal = decide_begun(batch_id, sink.run_id, begun, now_ms, _retention_ms(admin))
+        refusal = decide_begun(
+            batch_id, sink.run_id, begun, now_ms, _retention_ms(admin), topic=sink.noted_topic
+        )
         if refusal is not None:
             raise refusal.error(batch_id)
         return None if begun.run_id == sink.run_id else begun
-    sink.keep(admin, sink.begun_id, BatchBegun(batch_id, sink.run_id, now_ms).encode())
+    sink.keep(admin, sink.begun_id, BatchBegun(batch_id, sink.run_id, now_ms, sink.noted_topic).encode())
     return None
 
 

@@ -68,6 +68,11 @@ class Sink:
         return TopicPartition(self.settings.marker_topic, 0)
 
     @property
+    def noted_topic(self) -> str:
+        """Return the topic that is noted for a batch write with a writeId; "" for all other sinks."""
+        return (self.settings.topic or "") if self.settings.write_id is not None else ""
+
+    @property
     def group(self) -> str:
         """Return the prefix of the sink's group names and transactional ids.
 

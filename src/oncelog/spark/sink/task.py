@@ -128,7 +128,7 @@ class _SinkTask:
             match self._verdict(None, finished):
                 case AlreadyCommitted():
                     return self._count(batches, already_committed=not is_empty)
-                case Refuse(Reason.BATCH_ID_WENT_BACK) as refused:
+                case Refuse(Reason.BATCH_ID_WENT_BACK | Reason.OTHER_TOPIC) as refused:
                     # Raise before `init_transactions`: a zombie of an older batch must not fence the task of
                     # the current batch.
                     raise refused.error(self._batch_id, self._task)
@@ -166,7 +166,8 @@ class _SinkTask:
         self, marker: TaskMarker | None, finished: BatchCommit | None
     ) -> Write | Compare | AlreadyCommitted | Refuse:
         first = self._sink.settings.first_batch_id
-        return decide_task(self._batch_id, self._task, marker, finished, first_batch_id=first)
+        topic = self._sink.noted_topic
+        return decide_task(self._batch_id, self._task, marker, finished, first_batch_id=first, topic=topic)
 
     def _marker(self, admin: Admin, finished: BatchCommit | None) -> TaskMarker | None:
         sink = self._sink
@@ -310,7 +311,7 @@ def _finish(sink: Sink, admin: Admin, batch_id: int, reports: Sequence[TaskRepor
             _end(sink, prepared, is_commit=False)
         raise
     _commit_prepared(sink, admin, batch_id, reports)
-    sink.keep(admin, sink.finished_id, decided.encode())
+    sink.keep(admin, sink.finished_id, decided._replace(topic=sink.noted_topic).encode())
 
 
 def _fence_beyond(

@@ -123,6 +123,12 @@ MUTANTS = [
         ),
     ),
     Mutant(
+        "a writeId is known, whatever topic its rows were written to",
+        ((lane_rules, "_is_other", nothing),),
+        findings=("R1462",),
+        guards=("spark/test_spark_kept_clients.py::test_a_write_id_of_another_topic_is_refused",),
+    ),
+    Mutant(
         "a worker that keeps its clients keeps a task's marker, too",
         ((sink_task._SinkTask, "_marker", _remembered_marker),),
         "lanes",
@@ -183,6 +189,9 @@ MUTANTS = [
 NOT_CAUGHT = {
     "rows in a topic and in the next one of its name are committed together": (
         "no simulated topic of the sink is deleted and created again"
+    ),
+    "a writeId is known, whatever topic its rows were written to": (
+        "no two simulated writes have the same writeId and other topics"
     ),
     "a transaction with its own epoch begins with any sequence": (
         "what repaired F39 guards the same, at least in the first 115 seeds"
