@@ -90,3 +90,25 @@ def test_a_column_of_a_wrong_type_is_refused(spark: Any, shared_broker: oncelog.
     ):
         with pytest.raises(ConfigError, match=error):
             audit_table(spark, shared_broker.bootstrap_servers, "t", spark.createDataFrame([], columns))
+
+
+def test_a_writer_may_add_rows_if_the_table_is_opened_by_the_audit(
+    spark: Any, shared_broker: oncelog.Broker, topic: str, tmp_path: Path
+) -> None:
+    """R1464: rows that were added after the DataFrame was created were missing rows."""
+    servers = shared_broker.bootstrap_servers
+    create_topic(servers, topic)
+    fill(servers, topic, 0, 5)
+    path = tmp_path / "t"
+    write(path, [(topic, 0, offset) for offset in range(5)])
+    opened_before = spark.read.parquet(str(path))
+    fill(servers, topic, 5, 5)
+    write(tmp_path / "new", [(topic, 0, offset) for offset in range(5, 10)])
+    (tmp_path / "new" / "part-0.parquet").rename(path / "part-1.parquet")
+    (found,) = audit_table(spark, servers, topic, opened_before).findings
+    assert (found.kind, found.base_offset, found.last_offset) == ("missing_row", 5, 9)
+
+    def open_now() -> Any:
+        return spark.read.parquet(str(path))
+
+    assert audit_table(spark, servers, topic, open_now).verdict == "clean"

@@ -67,7 +67,7 @@ def audit_table(
     spark: SparkSession,
     bootstrap_servers: str,
     topics: str | Sequence[str],
-    table: DataFrame,
+    table: DataFrame | Callable[[], DataFrame],
     *,
     columns: str | None = None,
     compacted_topics: Collection[str] | str = (),
@@ -77,6 +77,9 @@ def audit_table(
 ) -> TableAuditResult:
     """Audit a table that was written from topics. `table` is any DataFrame with the columns of a table.
 
+    While a writer adds rows, `table` must be a function that returns the DataFrame. Spark fixes the files or
+    the version of a table when a DataFrame of it is created, so rows that were added later would be missing.
+
     The other parameters, the result and the exceptions are those of `oncelog.local_audit.audit_table`. The
     files of rows are known from `input_file_name()`, at most two files for each offset. Rows of other topics
     are not counted. A task judges `window_offsets` offsets at once.
@@ -84,10 +87,13 @@ def audit_table(
     names = names_of(topics)
     if not names:
         raise MisuseError("no topic to audit: give at least one")
-    placed = _placed(table, parse_columns(columns), names)
+    wanted = parse_columns(columns)
+    placed = None if callable(table) else _placed(table, wanted, names)
     options = source_options(bootstrap_servers, names, client_config or {})
     client = {**parse_options(options).client, "isolation.level": "read_committed"}
     before, bounds = look_up(options, compacted_topics)
+    if placed is None:
+        placed = _placed(table(), wanted, names)
     counted = _counted(placed, window_offsets).persist()
     try:
         unlocated = {row[0]: row[1] for row in _unlocated(counted).collect()}

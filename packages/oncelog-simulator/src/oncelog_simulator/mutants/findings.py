@@ -47,7 +47,7 @@ OUT_OF_REACH: dict[str, str] = {
     ),
     "the audit of files and topics is not simulated": (
         "P3 P4 R86 R87 R88 R89 R193 R290 R291 R295 R406 R409 R460 R660 R661 R720 R721 R722 R724 R860"
-        " R1067 R1070"
+        " R1067 R1070 R1464"
     ),
     "commands, web pages, packages and documents are not simulated": (
         "S12 S16 S18 K6 K7 R91 R96 R97 R98 R99 R100 R101 R292 R102 R103 R104 R113 R540 R541 R644"
