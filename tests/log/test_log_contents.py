@@ -717,3 +717,20 @@ def test_a_start_without_a_lost_file_is_possible() -> None:
     disk.remove("oncelog-acls.json")
     disk.remove(CONTENTS)
     assert _open(disk)[1].log_end_offset == 36
+
+
+def test_a_lost_index_is_no_reason_to_read_the_whole_partition() -> None:
+    """Regression: a start counted the aborted transactions before it had rebuilt them all. So it reported a
+    loss, and read the whole partition for one lost index file.
+    """
+    disk = _stopped()
+    expected = _aborted(_open(disk.after_kill())[1])
+    disk.remove(_file(disk, ".index"))
+    again = _start(disk.after_kill())
+    assert again.recovery_warnings == [f"memory:/{_file(disk, '.index')} is missing; indexes rebuilt"]
+    assert _aborted(again) == expected
+    names = [name for name in disk.list(str(TP)) if name.endswith(".txnindex")]
+    disk.open(f"{TP}/{names[0]}").truncate(0)
+    again = _start(disk)
+    assert "but the last stop left" in again.recovery_warnings[-1]
+    assert _aborted(again) == expected

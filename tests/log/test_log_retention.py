@@ -273,6 +273,31 @@ def test_deleting_unsynced_segments_leaves_the_producers_of_synced_ones_known() 
     check_flush_deletes(partition)
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_records_that_an_earlier_process_synced_leave_their_producers_known(is_deleted: bool) -> None:
+    """Regression: a process synced records, and was killed before it stored the recovery point. For the next
+    one they were not synced, so it deleted them, or the snapshot of deleted ones, without a flush.
+    """
+    disk, small = MemoryDisk(), config(segment_bytes=3 * SIZE)
+    partition = open_partition(disk, small)
+    for number in range(4):
+        put(partition, batch(0) if number == 0 else batch())
+    partition.flush()
+    start = 3 if is_deleted else 0
+    partition.delete_records(start, NOW_MS)
+    assert partition.segment_count == 2 - is_deleted
+    partition = open_partition(disk := disk.after_kill(), small, recovery_point=0, log_start_offset=0)
+    while partition.segment_count < 3 + (not is_deleted):
+        # The disk is full at the roll of the second segment, and no longer at that of the third.
+        disk.errors["write", ".tmp"] = errno.ENOSPC
+        if partition.log_end_offset > 8:
+            disk.errors.clear()
+        put(partition, batch())
+    partition.delete_records(6, NOW_MS)
+    check_known_after_power_loss(disk, small, 0, recovery_point=0, log_start_offset=6)
+    check_flush_deletes(partition)
+
+
 @pytest.mark.parametrize("checkpoint", [None, 0, 4], ids=["running", "kill", "kill-later-checkpoint"])
 def test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segments_known(
     checkpoint: int | None,
@@ -416,6 +441,28 @@ def test_a_full_disk_with_one_segment_gets_room(is_run_by_driver: bool) -> None:
     for seed in range(10):
         again = open_partition(disk.after_power_loss(Random(seed)), log_config, log_start_offset=600)
         assert put(again, batch(599)).is_duplicate
+
+
+def test_a_stop_deletes_the_segments_that_wait_for_a_flush() -> None:
+    """Regression: a full disk refused a snapshot, so segments to delete gave up their indexes, and waited for
+    a flush. A stop left them behind, and the next start reported their index files as missing.
+    """
+    disk, small = MemoryDisk(), config(segment_bytes=3 * SIZE)
+    partition = open_partition(disk, small)
+    put(partition, batch(0))
+    partition.flush()
+    disk.errors["write", ".tmp"] = errno.ENOSPC
+    while partition.segment_count < 3:
+        put(partition, batch())
+    with suppress(KafkaStorageError):
+        partition.delete_records(6, NOW_MS)
+    disk.errors.clear()
+    assert partition.segment_count == 3
+    partition.close(NOW_MS)
+    disk, how = disk.after_kill(), {"recovery_point": 7, "log_start_offset": 6}
+    again = open_partition(disk, small, clean_shutdown=True, **how)
+    assert (again.recovery_warnings, again.segment_count) == ([], 1)
+    assert put(again, batch(0)).is_duplicate
 
 
 def test_indexes_that_were_given_up_are_made_again_where_the_log_start_is_lost() -> None:

@@ -59,9 +59,14 @@ class PartitionContents(NamedTuple):
         """
         return self.log_end_offset if self.segments[-1:] == ((base_offset, size_bytes),) else None
 
-    def difference(self, segments: list[Segment]) -> str:
-        """Return how `segments` differ from these contents; an empty string if they do not."""
+    def difference(self, segments: list[Segment], *, is_replayed: bool = False) -> str:
+        """Return how `segments` differ from these contents; an empty string if they do not.
+
+        Before the replay, a rebuilt index lacks entries, so the aborted transactions are not compared.
+        """
         found = PartitionContents.of(self.log_start_offset, segments)
+        if not is_replayed and any(segment.lacks_entries for segment in segments):
+            found = found._replace(aborted_count=self.aborted_count)
         if found == self:
             return ""
         return (

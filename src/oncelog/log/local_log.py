@@ -69,6 +69,8 @@ class LocalLog:
         """The offset below which every record and its index entries survive a power loss."""
         self.synced_before = recovered.log_start_offset
         """The offset below which the records were synced before this start."""
+        self._opened_to = self.end_offset
+        """The log end after opening: an earlier process may have synced every record below it."""
         self.failure: str | None = None
         """The reason why the partition is offline, None while it is online."""
         self.is_closed = False
@@ -316,7 +318,10 @@ class LocalLog:
         offset, point = self.producers.snapshot_from(dead[-1].end_offset), self.recovery_point
         if offset is None:
             return False
-        is_unsynced = dead[0].base_offset >= point and self.producers.snapshot_up_to(point) is None
+        # The process before may have synced more than it stored, up to its whole log. See
+        # test_records_that_an_earlier_process_synced_leave_their_producers_known.
+        synced_to = max(point, self._opened_to)
+        is_unsynced = dead[0].base_offset >= synced_to and self.producers.snapshot_up_to(synced_to) is None
         return is_unsynced or offset <= point
 
     def _safe_part(self, dead: list[Segment]) -> list[Segment]:
@@ -549,6 +554,9 @@ class LocalLog:
             run(self._after_snapshot())
             self.flush()
             self.segments.active.sync(is_active=False)
+            # Segments that waited for the flush may have given up their indexes to make room. The next start
+            # would report these as missing. See test_a_stop_deletes_the_segments_that_wait_for_a_flush.
+            run(self._remove(self._drop_dead()))
         except OSError as error:
             raise KafkaStorageError(f"{self.topic_partition}: closing failed: {error}") from error
         finally:

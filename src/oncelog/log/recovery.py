@@ -99,16 +99,8 @@ def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
     warnings: list[str] = []
     bases = _drop_failed_rolls(disk, directory, _sweep(disk, directory), options, warnings)
     segments, replay_from = _open_segments(disk, directory, bases, options, warnings)
-    contents = options.contents
-    if segments and contents is not None and (text := contents.difference(segments)):
-        warnings.append(
-            f"{disk.describe(directory)} has {text} (docs/operations.md); all records are checked"
-        )
-        bases = [segment.base_offset for segment in segments]
-        for segment in segments:
-            segment.close()
-        options = replace(options, checks_all=True)
-        segments, replay_from = _open_segments(disk, directory, bases, options, warnings)
+    if text := _difference(segments, options):
+        return _recover_all(disk, directory, options, segments, [*warnings, text])
     if segments:
         segments[-1].forget_lost_markers()
     if not segments:
@@ -130,6 +122,8 @@ def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
     )
     recovered.rebuilt_from = replay_from
     _recover_producers(recovered, options, replay_from)
+    if text := _difference(segments, options, is_replayed=True):
+        return _recover_all(disk, directory, options, segments, [*warnings, text])
     end_offset = segments[-1].end_offset
     if options.checks_all and (options.is_clean or end_offset <= options.recovery_point):
         # A lost segment may have had a marker that the stored snapshots include. After a kill, the next start
@@ -149,6 +143,30 @@ def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
             segment.transactions.store()
         segment.file.release_handle()
     recovered.indexed_from = _make_transaction_indexes(segments, options)
+    return recovered
+
+
+def _difference(segments: list[Segment], options: OpenOptions, *, is_replayed: bool = False) -> str:
+    """Return how the segments differ from what the last stop left; an empty string if they do not, or if all
+    records are checked anyway.
+    """
+    if options.contents is None or options.checks_all or not segments:
+        return ""
+    return options.contents.difference(segments, is_replayed=is_replayed)
+
+
+def _recover_all(
+    disk: Disk, directory: str, options: OpenOptions, segments: list[Segment], warnings: list[str]
+) -> Recovered:
+    """Recover the directory again, and trust no file.
+
+    `segments` are those of the first attempt. The last of `warnings` is the difference that it found.
+    """
+    for segment in segments:
+        segment.close()
+    recovered = recover(disk, directory, replace(options, checks_all=True))
+    text = f"{disk.describe(directory)} has {warnings.pop()} (docs/operations.md); all records are checked"
+    recovered.warnings[:0] = [*warnings, text]
     return recovered
 
 

@@ -154,6 +154,11 @@ class Segment:
         return cls(disk, directory, base_offset, file, file.size(), now_ms, limits=limits)
 
     @property
+    def lacks_entries(self) -> bool:
+        """True if the replay must add entries to the transaction index again, because of a `rebuild`."""
+        return self.transactions_from is not None and self.transactions_from < self.end_offset
+
+    @property
     def log_path(self) -> str:
         return self._path(LOG_SUFFIX)
 

@@ -76,7 +76,7 @@ OUT_OF_REACH: dict[str, str] = {
     "the simulated disk has no symbolic links": "R362",
     "no existence check of a file fails on the simulated disk": "R760",
     "nothing checks the errors of simulated starts": "R762",
-    "nothing checks that deletions free a full disk": "R353",
+    "nothing checks that deletions free a full disk": "R353 R1443",
     "no power loss follows a start that fences": "R475",
     "no second power loss follows a clean stop of a log that was cut to offset 0": "R1002",
     "no power loss soon follows a start that creates a topic's directories": "R622",
@@ -100,11 +100,13 @@ OUT_OF_REACH: dict[str, str] = {
     "no caller leaves a callback for a record that does not exist": "R1092",
     "no stop comes during a request in steps": "R712",
     "no disk loses what was synced": "R364 R450 R1250 R1251 R1252 R1281 R1282 R1283 R1284 R1310 R1311 "
-    "R1312 R1313 R1314 R1320 R1322 R1323 R1324 R1330 R1331 R1332",
+    "R1312 R1313 R1314 R1320 R1322 R1323 R1324 R1330 R1331 R1332 R1442",
     "no client closes right after requests whose answers it does not read": "R509 R565 R790 R840",
     "the simulated network has no host names, and its broker is not Apache Kafka": "R507 R510 R711 R810 R929",
     "no simulated consumer subscribes by pattern": "R1 R17 R20 R479 R683",
-    "no simulated disk refuses the last snapshot before compaction and a power loss": "R1425 R1426 R1429",
+    "no simulated disk refuses the last snapshot before compaction and a power loss": (
+        "R1425 R1426 R1429 R1441"
+    ),
     "no power loss soon follows DeleteRecords up to the log end": "R690 R1335",
     "a power loss seldom takes an epoch and leaves its batches": "R691 R761 R822",
     "producers may fail and be replaced": "R66 R67 R68 R69",
