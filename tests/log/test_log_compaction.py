@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.log.partitions import NOW_MS, batch, config, limit, marker, open_partition, put, put_marker
 
 from oncelog.config import INT64_MAX
-from oncelog.errors import KafkaStorageError
+from oncelog.errors import InvalidProducerEpoch, KafkaStorageError
 from oncelog.limits import Limits
 from oncelog.log.background import BackgroundQueue, run
 from oncelog.log.config import LogConfig
@@ -398,6 +398,27 @@ def test_a_stop_right_after_a_roll_loses_no_producer_that_was_compacted() -> Non
     partition.log.snapshot()
     assert partition.log.producers.snapshots.offsets() == [point + 1]
     assert _retry_after_compaction_and_power_loss(partition, disk, point)
+
+
+def test_a_start_that_trusts_no_file_lowers_no_epoch() -> None:
+    """Regression: compaction had emptied the marker that fenced a producer. A start that read all records
+    then took the epoch of the records before, and a fenced producer could append.
+    """
+    disk = MemoryDisk()
+    partition = opened(disk)
+    transaction(partition, 7, 0, [b"kept"], commit=True)
+    write(partition, b"bad", b"1", sequence=1, is_transactional=True)
+    put_marker(partition, marker(7, commit=False, epoch=1))
+    for now_ms in (NOW_MS, NOW_MS + 2_000, NOW_MS + 4_000):
+        fill(partition)
+        compact(partition, now_ms)
+    kinds = [header.records_count for _, header, _ in batches(partition) if header.producer_epoch == 1]
+    assert kinds == [0], "the marker is empty"
+    partition.close(NOW_MS)
+    how = {"clean_shutdown": True, "recovery_point": partition.log_end_offset, "checks_all": True}
+    again = opened(disk.after_kill(), **how)
+    with pytest.raises(InvalidProducerEpoch):
+        write(again, b"zombie", b"1", sequence=1, is_transactional=True)
 
 
 def test_a_busy_log_takes_the_missing_snapshot_once() -> None:

@@ -20,7 +20,7 @@ from support.log.partitions import (
 )
 
 from oncelog.errors import CorruptMessage, StorageError
-from oncelog.log.checkpoint import LOG_STARTS
+from oncelog.log.checkpoint import LOG_STARTS, encode_offsets, read_offsets
 from oncelog.log.config import LogConfig
 from oncelog.log.contents import (
     CONTENTS,
@@ -370,6 +370,18 @@ def _stopped_plain(stop: str) -> MemoryDisk:
     if stop == "no contents":
         disk.remove(CONTENTS)
     return disk
+
+
+@pytest.mark.parametrize("start", [30, 1_000, 2**63])
+def test_a_damaged_checkpoint_of_log_starts_deletes_no_records(start: int) -> None:
+    """Regression: a damaged digit in the checkpoint raised the log start, and the start deleted segments."""
+    disk = _stopped()
+    before = read_all(_open(disk.after_kill())[1])
+    disk.replace(LOG_STARTS, encode_offsets({TP: start}))
+    manager, again = _open(disk)
+    assert read_all(again) == before
+    manager.release()
+    assert not read_offsets(disk, LOG_STARTS).get(TP)
 
 
 @pytest.mark.parametrize("stop", ["clean", "no contents", "kill"])

@@ -65,3 +65,10 @@ def test_a_power_loss_after_a_takeover_keeps_the_leader_epochs() -> None:
         _taken_over(disk)
         partition = open_partition(disk.after_power_loss(Random(seed)), recovery_point=10, topic_id=None)
         assert partition.end_offset_for_epoch(3) == (3, 8)
+
+
+def test_an_epoch_that_no_batch_can_have_is_damage() -> None:
+    """Regression: a damaged file had an epoch above 2147483647. Every append failed then."""
+    partition = _taken_over(_kafkas(f"{2**31} 0"))
+    put(partition, batch())
+    assert partition.leader_epoch < 2**31

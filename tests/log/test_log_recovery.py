@@ -28,7 +28,7 @@ from oncelog.limits import Limits
 from oncelog.log.background import BackgroundQueue, run
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import write_synced
-from oncelog.log.partition import Partition
+from oncelog.log.partition import Partition, ProducerState
 from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 from oncelog.types import Isolation
 from oncelog.wire.batch import iter_batches
@@ -118,6 +118,35 @@ def test_kafkas_snapshot_alone_is_enough_for_the_newest_batch() -> None:
     assert put(partition, batch(11, pid=1)).is_duplicate
     with pytest.raises(OutOfOrderSequenceNumber):
         put(partition, batch(10, pid=1))
+
+
+@pytest.mark.behaviour("I17")
+@pytest.mark.parametrize("start", [0, 25])
+def test_a_damaged_file_of_producers_leaves_their_last_batches_known(start: int) -> None:
+    """Regression: a damaged `.producers` file made Kafka's snapshot beside it useless. If the records were
+    deleted, a retry was stored twice, and an open transaction was forgotten.
+    """
+    disk = MemoryDisk()
+    partition = open_partition(disk, SMALL)
+    for number in range(12):
+        put(partition, batch(number, pid=1))
+        put(partition, batch(number, pid=2))
+    put(partition, batch(0, pid=3, is_transactional=True))
+    partition.delete_records(start, NOW_MS)
+    before, how = partition.describe_producers(), {"clean_shutdown": True, "log_start_offset": start}
+    partition.close(NOW_MS)
+    _corrupt(disk, _names(disk, ".producers")[-1])
+    partition = open_partition(disk, SMALL, **how)
+    assert partition.describe_producers() == (before if not start else _last_batches(before))
+    assert put(partition, batch(11, pid=1)).is_duplicate
+    partition.close(NOW_MS)
+    again = open_partition(disk, SMALL, **how)
+    assert again.describe_producers() == partition.describe_producers(), "a stop repairs the file"
+    assert again.log.producers.snapshot_offset == 25
+
+
+def _last_batches(states: list[ProducerState]) -> list[ProducerState]:
+    return [state._replace(entry=state.entry._replace(batches=state.entry.batches[-1:])) for state in states]
 
 
 @pytest.mark.behaviour("I17")

@@ -28,6 +28,7 @@ from oncelog.rules.idempotence.producer_state import (
     ProducerTable,
     append_time_ms,
     has_open_transaction,
+    joined,
     pack_entry,
     unpack_entry,
     with_older,
@@ -160,6 +161,31 @@ def test_batches_of_the_deleted_part_of_a_log_stay_known(entry: str, earlier: st
     known, before = parse_entry(entry), parse_entry(earlier)
     assert known is not None and before is not None
     assert format_entry(with_older(known, before)) == expected
+
+
+@pytest.mark.parametrize(
+    ("replayed", "stored", "expected"),
+    [
+        ("e0 5-5@15", "e0 3-3@13 4-4@14", "e0 3-3@13 4-4@14 5-5@15"),
+        ("e0 3-3@13", "e0 4-4@14 5-5@15", "e0 3-3@13 4-4@14 5-5@15"),
+        ("e0 3-3@13 6-9@19", "e0 1-1@1 2-2@2 4-4@14 5-5@15", "e0 2-2@2 3-3@13 4-4@14 5-5@15 6-9@19"),
+        ("e0 3-3@13", "e1 c0", "e1 c0"),
+        ("e1 0-0@15", "e0 3-3@13 4-4@14", "e1 0-0@15"),
+        ("e0 3-3@13 c1", "e0 3-3@13 c2", "e0 3-3@13 c2"),
+    ],
+)
+def test_a_replay_and_a_snapshot_give_the_newer_state(replayed: str, stored: str, expected: str) -> None:
+    read, kept = parse_entry(replayed), parse_entry(stored)
+    assert read is not None and kept is not None
+    assert format_entry(joined(read, kept)) == expected
+
+
+@pytest.mark.parametrize("stored_epoch", [0, 1])
+def test_the_log_says_which_transaction_is_open(stored_epoch: int) -> None:
+    read = _entry(1)._replace(producer_epoch=0, current_txn_first_offset=7)
+    kept = read._replace(producer_epoch=stored_epoch, current_txn_first_offset=None)
+    assert joined(read, kept) == read
+    assert joined(kept, read).current_txn_first_offset is None
 
 
 def test_the_largest_id_is_found_among_those_at_work_and_idle_ones() -> None:

@@ -10,6 +10,7 @@ import base64
 import binascii
 from collections.abc import Iterable, Mapping
 
+from oncelog.config import INT64_MAX
 from oncelog.errors import StorageError
 from oncelog.log.disk import Disk
 from oncelog.types import TopicPartition
@@ -28,6 +29,7 @@ a segment at or above this offset lacks the file, the file was lost.
 """
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
+_MAX_EPOCH = 2**31 - 1
 
 
 def encode_checkpoint(entries: Iterable[str]) -> bytes:
@@ -72,9 +74,17 @@ def decode_offsets(data: bytes) -> dict[TopicPartition, int]:
     """Return the offsets in the bytes of a checkpoint. Raises StorageError if they cannot be decoded."""
     try:
         lines = (line.split() for line in decode_checkpoint(data))
-        return {TopicPartition(t, int(p)): int(offset) for t, p, offset in lines}
+        return {TopicPartition(t, int(p)): _offset(offset) for t, p, offset in lines}
     except ValueError as error:
         raise StorageError(f"the checkpoint is unreadable: {error}") from error
+
+
+def _offset(text: str) -> int:
+    """Return the offset that a text contains. Raises ValueError if it does not fit the files of a log."""
+    offset = int(text)
+    if offset > INT64_MAX:
+        raise ValueError(f"offset {offset} is too large")
+    return offset
 
 
 def write_epochs(disk: Disk, directory: str, epochs: Iterable[tuple[int, int]], *, sync: bool = True) -> None:
@@ -89,9 +99,11 @@ def read_epochs(disk: Disk, directory: str) -> list[tuple[int, int]] | None:
     """
     try:
         lines = decode_checkpoint(disk.read(f"{directory}/{LEADER_EPOCHS}"))
-        return [(int(epoch), int(start)) for epoch, start in (line.split() for line in lines)]
+        epochs = [(int(epoch), int(start)) for epoch, start in (line.split() for line in lines)]
     except (FileNotFoundError, StorageError, ValueError):
         return None
+    # No batch can be stamped with a larger epoch, so every append would fail.
+    return epochs if all(epoch <= _MAX_EPOCH for epoch, _ in epochs) else None
 
 
 def encode_uuid(uuid: bytes) -> str:

@@ -339,15 +339,17 @@ class LogManager:
             self._written_points = dict(self._recovery_points)
 
     def _restore_log_starts(self) -> None:
-        """Use the log starts that the last stop left if the checkpoint of log starts was lost.
+        """Use the log starts that the last stop left if the checkpoint of log starts was lost or damaged.
 
         Deleted records would be readable again. See
-        test_records_deleted_before_a_clean_stop_stay_deleted_without_the_checkpoint.
+        test_records_deleted_before_a_clean_stop_stay_deleted_without_the_checkpoint. If the checkpoint has a
+        higher log start, which no checksum covers, records would be deleted. See
+        test_a_damaged_checkpoint_of_log_starts_deletes_no_records.
         """
         lost = {
             tp: fields.log_start_offset
             for tp, fields in self._contents.items()
-            if fields.log_start_offset > self._log_starts.get(tp, 0)
+            if fields.log_start_offset != self._log_starts.get(tp, 0)
         }
         if lost:
             self._log_starts |= lost

@@ -32,6 +32,7 @@ from oncelog.rules.idempotence.producer_state import (
     ProducerTable,
     append_time_ms,
     has_open_transaction,
+    joined,
     unpack_entry,
     with_older,
 )
@@ -112,14 +113,16 @@ class PartitionProducers:
         """Load a snapshot into the table.
 
         Producers whose last append was at or before `expired_before_ms` are skipped, unless they have an open
-        transaction. A producer that is already in the table keeps its state. The snapshot only adds older
-        batches to it.
+        transaction. For a producer that is already in the table, see `joined`.
         """
         entries = snapshot.producers
         if len(self.table):
             newer = {pid: entry for pid in entries if (entry := self.table.get(pid)) is not None}
-            for producer_id, entry in newer.items():
-                self.table.put(producer_id, with_older(entry, unpack_entry(entries[producer_id])))
+            for producer_id, replayed in newer.items():
+                entry = joined(replayed, unpack_entry(entries[producer_id]))
+                self.table.put(producer_id, entry)
+                if entry.current_txn_first_offset is not None:
+                    self.open_transactions[producer_id] = entry.current_txn_first_offset
             entries = {pid: packed for pid, packed in entries.items() if pid not in newer}
         entries = {
             producer_id: packed
@@ -140,7 +143,7 @@ class PartitionProducers:
         """Replace the replayed state by the state of a snapshot, which includes batches that are no longer in
         the log.
 
-        If Apache Kafka wrote the snapshot, each producer keeps its older replayed batches.
+        If the snapshot has only the last batches, each producer keeps its older replayed ones.
         `expired_before_ms`: see `load`.
         """
         replayed, limits = self.table, self.snapshots.limits
@@ -152,6 +155,8 @@ class PartitionProducers:
         for producer_id, earlier in replayed.items():
             if (entry := self.table.get(producer_id)) is not None:
                 self.table.put(producer_id, with_older(entry, earlier))
+        if snapshot.is_damaged:
+            self.snapshot_offset = None  # so that the next stop writes the damaged file again
 
     def begin_verification(self, producer_id: int, epoch: int, sequence: int, *, raises_epoch: bool) -> None:
         """Record that the broker is about to ask the transaction coordinator whether a batch may be stored.

@@ -455,10 +455,14 @@ def _recover_producers(recovered: Recovered, options: OpenOptions, replay_from: 
     # Begin at the first segment, not at the log start: deleted records that are still in its file also belong
     # to the producers' state.
     start = segments.first.base_offset
+    later = producers.snapshots.load_newest(end_offset, options.now_ms) if highest < end_offset else None
     snapshot = producers.snapshots.load_newest(highest, options.now_ms)
+    if snapshot is not None and snapshot.is_damaged:
+        # An older snapshot and the replay have the batches that this one lacks.
+        later = snapshot if later is None else later
+        snapshot = producers.snapshots.load_newest(snapshot.offset, options.now_ms, accepts_damaged=False)
     if snapshot is not None and snapshot.offset < start:
         snapshot = None  # older segments were deleted; a later snapshot contains their producers
-    later = producers.snapshots.load_newest(end_offset, options.now_ms) if highest < end_offset else None
     if later is not None and later.offset <= (start - 1 if snapshot is None else snapshot.offset):
         later = None
     expired_before_ms = options.now_ms - options.config.producer_expiration_ms

@@ -90,11 +90,13 @@ class Snapshot(NamedTuple):
     """The packed state of all producers as of `offset`: the batches below it are included.
 
     `has_older_batches` is False for a snapshot of Apache Kafka, which has only the last batch of a producer.
+    It is also False if the `.producers` file is damaged; `is_damaged` is True then.
     """
 
     offset: int
     producers: PackedProducers
     has_older_batches: bool = True
+    is_damaged: bool = False
 
 
 def _encode_part(part: Mapping[int, bytes], vector_entries: int) -> bytes:
@@ -317,28 +319,38 @@ class Snapshots:
             for file in files:
                 file.discard()
 
-    def load_newest(self, highest_offset: int, now_ms: int) -> Snapshot | None:
+    def load_newest(
+        self, highest_offset: int, now_ms: int, *, accepts_damaged: bool = True
+    ) -> Snapshot | None:
         """Return the newest readable snapshot at or below `highest_offset`, or None if there is none.
 
-        Unreadable snapshots are deleted. In a snapshot that Apache Kafka wrote, every producer gets `now_ms`
-        as the time of its last append.
+        Unreadable snapshots are deleted. Unless `accepts_damaged`, those with a damaged `.producers` file are
+        passed over. In a snapshot that Apache Kafka wrote, every producer gets `now_ms` as the time of its
+        last append.
         """
         for offset in reversed([offset for offset in self.offsets() if offset <= highest_offset]):
             try:
-                return self._load(offset, now_ms)
+                snapshot = self._load(offset, now_ms)
             except StorageError:
                 self.remove(offset)
+                continue
+            if accepts_damaged or not snapshot.is_damaged:
+                return snapshot
         return None
 
     def _load(self, offset: int, now_ms: int) -> Snapshot:
         data = self._disk.read(self._path(offset, SNAPSHOT_SUFFIX))
         full = self._path(offset, FULL_SUFFIX)
-        if not self._disk.exists(full):
-            # A snapshot without a `.producers` file was written by Apache Kafka.
-            packed = {pid: pack_entry(entry) for pid, entry in decode_snapshot(data, now_ms)}
-            return Snapshot(offset, packed, has_older_batches=False)
-        _open(data)
-        return Snapshot(offset, decode_full(self._disk.read(full), crc_of(data)))
+        # A snapshot without a `.producers` file was written by Apache Kafka.
+        is_damaged = self._disk.exists(full)
+        if is_damaged:
+            _open(data)
+            with suppress(StorageError):
+                return Snapshot(offset, decode_full(self._disk.read(full), crc_of(data)))
+        # Without the other file, the last batch of each producer is still known. See
+        # test_a_damaged_file_of_producers_leaves_their_last_batches_known.
+        packed = {pid: pack_entry(entry) for pid, entry in decode_snapshot(data, now_ms)}
+        return Snapshot(offset, packed, has_older_batches=False, is_damaged=is_damaged)
 
     def remove(self, *offsets: int) -> None:
         """Remove the snapshots at these offsets. May run in another thread. Raises OSError.

@@ -126,6 +126,27 @@ def with_older(entry: ProducerEntry, earlier: ProducerEntry) -> ProducerEntry:
     return entry._replace(batches=(*older, *entry.batches)[-REMEMBERED_BATCHES:])
 
 
+def joined(replayed: ProducerEntry, stored: ProducerEntry) -> ProducerEntry:
+    """Return the entry of a producer that the whole log and an older snapshot have.
+
+    `stored` is the snapshot's entry. It may have batches and epochs that compaction removed from the log, and
+    neither may be forgotten. But the log says which transaction is open: the snapshot may know of a marker
+    that was lost. See test_a_start_that_trusts_no_file_lowers_no_epoch.
+    """
+    if stored.producer_epoch != replayed.producer_epoch:
+        is_newer = _or_least(stored.producer_epoch) > _or_least(replayed.producer_epoch)
+        is_newer = is_newer and replayed.current_txn_first_offset is None
+        return stored if is_newer else replayed
+    batches = {batch.last_offset: batch for batch in (*stored.batches, *replayed.batches)}
+    newest = sorted(batches.values(), key=lambda batch: batch.last_offset)[-REMEMBERED_BATCHES:]
+    coordinator_epoch = max((replayed.coordinator_epoch, stored.coordinator_epoch), key=_or_least)
+    return replayed._replace(coordinator_epoch=coordinator_epoch, batches=tuple(newest))
+
+
+def _or_least(epoch: int | None) -> int:
+    return -1 if epoch is None else epoch
+
+
 def has_open_transaction(packed: bytes) -> bool:
     """Return True if a packed entry has an open transaction, without unpacking it."""
     return bool(packed[0] & _TXN)

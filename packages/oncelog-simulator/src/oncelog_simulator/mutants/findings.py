@@ -100,7 +100,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no caller leaves a callback for a record that does not exist": "R1092",
     "no stop comes during a request in steps": "R712",
     "no disk loses what was synced": "R364 R450 R1250 R1251 R1252 R1281 R1282 R1283 R1284 R1310 R1311 "
-    "R1312 R1313 R1314 R1320 R1322 R1323 R1324 R1330 R1331 R1332 R1442",
+    "R1312 R1313 R1314 R1320 R1322 R1323 R1324 R1330 R1331 R1332 R1442 R1444 R1445 R1446",
     "no client closes right after requests whose answers it does not read": "R509 R565 R790 R840",
     "the simulated network has no host names, and its broker is not Apache Kafka": "R507 R510 R711 R810 R929",
     "no simulated consumer subscribes by pattern": "R1 R17 R20 R479 R683",
