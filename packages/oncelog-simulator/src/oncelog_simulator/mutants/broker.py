@@ -138,8 +138,8 @@ def _pack_without_epoch(entry: Any) -> bytes:
     return _PACK(entry._replace(producer_epoch=0))
 
 
-def _load_empty(self: Any, highest_offset: int, now_ms: int) -> Any:
-    result = _LOAD(self, highest_offset, now_ms)
+def _load_empty(self: Any, highest_offset: int, now_ms: int, **how: Any) -> Any:
+    result = _LOAD(self, highest_offset, now_ms, **how)
     return None if result is None else snapshot.Snapshot(result.offset, {})
 
 
@@ -165,7 +165,8 @@ def _count_unacknowledged(self: Any, current: Any) -> bool:
 
 def _load_as_kafka(self: Any, offset: int, now_ms: int) -> Any:
     data = self._disk.read(self._path(offset, snapshot.SNAPSHOT_SUFFIX))
-    return {pid: _PACK(entry) for pid, entry in snapshot.decode_snapshot(data, now_ms)}
+    packed = {pid: _PACK(entry) for pid, entry in snapshot.decode_snapshot(data, now_ms)}
+    return snapshot.Snapshot(offset, packed, has_older_batches=False)
 
 
 def _draw_many(rng: Any, count: int, *where: Any, **how: Any) -> Any:
