@@ -47,9 +47,9 @@ def arrow_to_batches(
     Uncompressed batches are views of one buffer, without a copy.
 
     A batch is closed before its uncompressed size exceeds `max_batch_bytes` or 4 MiB. A larger record gets a
-    separate batch. A batch is also closed at each of the row numbers in `ends`, which ascend. Keys and values
-    are binary or string; null stays null. Timestamps are int64 milliseconds, Arrow timestamps, or one number
-    for all rows.
+    separate batch. `ends` are ascending row numbers: a batch is also closed before each of these rows. Keys
+    and values are binary or string; null stays null. Timestamps are int64 milliseconds, Arrow timestamps, or
+    one number for all rows.
 
     Raises MisuseError for a null timestamp, columns of different lengths, or a column of more than 2 GiB.
     Raises ConfigError if the codec's library is missing.
@@ -131,8 +131,8 @@ def _encoded_headers(headers: Any) -> Any:
 
 
 def _spans(sizes: _Ints, limit: int, ends: Sequence[int] = ()) -> list[tuple[int, int]]:
-    """Split the rows into ranges [first, last) of at most `limit` bytes, and at each of the row numbers
-    `ends`.
+    """Split the rows into ranges [first, last) of at most `limit` bytes. No range extends over a row number
+    in `ends`.
 
     A range has at least one row, even if the row is larger.
     """

@@ -359,8 +359,9 @@ class _Columns:
 def _gather(data: Buffer, at: _Ints, size: _Ints) -> pa.Array:
     """Copy data[at : at + size] of each row. A size below 0 gives null.
 
-    The positions `at` must ascend. A BinaryArray over the data, made without a copy, has alternately the
-    bytes of a row and the bytes up to the next row. `take` copies every second element: the rows.
+    The positions `at` must ascend. The elements of a BinaryArray over the data, built without a copy,
+    alternate: the bytes of a row, then the bytes up to the next row. `take` copies every second element,
+    which are the rows.
     """
     count = len(at)
     is_null = size < 0

@@ -4,8 +4,9 @@ The generated code reads a run of fixed-size fields, including the lengths of st
 An encoder appends its parts to a list that is joined once.
 
 A decoder checks every length. Strings and records must lie inside the message. An array must not have more
-elements than the remaining bytes can contain. All arrays and tag blocks of a message share the element budget
-`left`: an element of one byte may become an object of a hundred bytes or more.
+elements than the remaining bytes can contain. All arrays and tag blocks of a message share one element
+budget, `left`. It limits the memory, because an element of one byte may become an object of a hundred bytes
+or more.
 
 Code is generated on first use. `compile_encoder` and `compile_decoder` also return its source text.
 """

@@ -30,7 +30,7 @@ _Batch = TypeVar("_Batch", bound=tuple[int, BatchHeader, object])
 def append_plain_batches(
     data: Buffer, batches: list[_Batch], batch_type: type[_Batch], verdict: object
 ) -> int:
-    """Append (position, header, verdict) for each batch up to the first control batch, which is excluded.
+    """Append `batch_type(position, header, verdict)` for each batch before the first control batch.
 
     Also stop at the end of the data, and before a batch that is malformed or incomplete. Return the position
     at which reading stopped. Without the C code, append nothing and return 0.
@@ -52,11 +52,12 @@ def append_whole_batches(
 ) -> tuple[int, int, int]:
     """Append the records of batches[index:] to `rows`, up to the first batch that the C code does not read.
 
-    Each batch is (position in the data, header, verdict). Return the index of the first unread batch, the
-    offset to continue from, and the size of the appended values in bytes.
+    Each batch is (position in the data, header, read_committed verdict). Return the index of the first unread
+    batch, the offset to continue from, and the size of the appended values in bytes.
 
-    The C code reads no batch that has a verdict other than `verdict`, is compressed or damaged, ends before
-    the current offset, or would make `rows` longer than `max_records`. Without the C code, read nothing.
+    The C code stops at a batch whose verdict is not `verdict`, and at a compressed or damaged batch. It also
+    stops at a batch that ends before the current offset, or that would make `rows` longer than `max_records`.
+    Without the C code, this function reads nothing.
     """
     # The C code cannot represent an offset of more than 64 bits, which a damaged batch may cause.
     if _c is None or start_offset > _MAX_OFFSET:

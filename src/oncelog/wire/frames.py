@@ -26,14 +26,15 @@ another buffer.
 FIRST_ROOM_BYTES = 1 << 12
 """Size of the first buffer for an incomplete frame, in bytes."""
 _ROOM_GROWTH = 8
-"""A buffer above FIRST_ROOM_BYTES has at most this many times the bytes of the frame that have arrived.
+"""A buffer larger than FIRST_ROOM_BYTES is at most this many times as large as the received part of its
+frame.
 
-`keeps_size` of FrameReader is the exception.
+A FrameReader with `keeps_size` may use a larger buffer.
 """
 _MIN_SPARE_BYTES, _MAX_SPARE_BYTES = 1 << 16, 8 << 20
 """Size of the smallest and of the largest buffer that a client keeps for later frames, in bytes."""
 MAX_REPAIRED_CHARACTERS = 8_191
-"""Number of characters to which a client id is cut if it is not UTF-8.
+"""Maximum number of characters that are kept of a client id that is not UTF-8.
 
 The text with its replacement characters then fits into 32,767 bytes.
 """
@@ -218,7 +219,7 @@ class FrameReader:
     """Splits a byte stream into frames.
 
     A frame that is complete in the input is returned as a view of the input. The caller must not change these
-    bytes while the frame is in use, and must copy what it keeps after the request. See
+    bytes while the frame is in use, and must copy the bytes that it keeps after the request. See
     test_batches_left_for_later_steps_do_not_refer_to_the_receive_buffer.
 
     A frame that arrives in parts is collected in a separate buffer. The buffer grows with the bytes that have
