@@ -1,1 +1,1 @@
-"""The broker without I/O: it decides every request, and uses no socket, thread or clock."""
+"""The broker without I/O. It handles every request, and uses no socket, thread or clock."""

@@ -39,8 +39,9 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 def end_round(state: BrokerState) -> None:
     """Complete the delayed fetches that the requests of this round have satisfied.
 
-    Also reset the numbers of transaction markers and of partitions of delayed fetches that may be written and
-    read immediately, not in the background.
+    Also reset two counters: the transaction markers that this round has written, and the partitions that it
+    has read for delayed fetches. Each counter has a maximum per round; further work is done in background
+    steps.
     """
     state.transactions.end_round()
     state.complete_satisfied_fetches()

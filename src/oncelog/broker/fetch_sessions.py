@@ -128,7 +128,8 @@ class FetchSessions:
         return self._partition_count
 
     def open(self, message: FetchRequest, version: int, now_ms: int, owner: str = "") -> FetchContext:
-        """Open or resume the session of a fetch request, and return the partitions to fetch.
+        """Open or resume the session of a fetch request, and return the partitions to fetch. A full fetch
+        (session epoch 0 or -1) closes the session that the request names.
 
         Raises FetchSessionIdNotFound, InvalidFetchSessionEpoch, FetchSessionTopicIdError.
         """

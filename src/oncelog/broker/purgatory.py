@@ -299,4 +299,6 @@ class FetchPurgatory:
 
 
 def _no_answer(is_due: bool) -> None:
-    """Build no response. A cancelled fetch has this function as its `answer`."""
+    """Return no response. This function replaces the `answer` of a cancelled fetch, to free the memory of its
+    own function.
+    """

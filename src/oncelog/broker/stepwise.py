@@ -31,7 +31,7 @@ def name_cost(name: str) -> int:
 
 
 class RoundMeter:
-    """The work of requests beyond what each request costs in its connection's round, in records.
+    """The extra work of requests in a round, in records: the work beyond the fixed cost of each request.
 
     `server/request_handler.py` reads the difference before and after a request, and ends the round if it is
     large. Otherwise one client could pipeline many small requests that each take milliseconds. See
@@ -198,8 +198,8 @@ def respond_in_steps(
 
     - `is_cancellable`: the work stops if its client disconnects. If false, the work runs to its end, and
       needs no slot, because other requests may be waiting for its end.
-    - `keep_request`: called before the second step, to copy what the work needs of the request and to set
-      `request_bytes`. Work with this callback needs no slot, because the connection counts
+    - `keep_request`: called before the second step, to copy the parts of the request that the work
+      needs, and to set `request_bytes`. Work with this callback needs no slot, because the connection counts
       `request_bytes` against its memory limit.
     """
     try:

@@ -222,8 +222,9 @@ class ConsumerGroups:
     def _assign(self, group_id: str, now_ms: int) -> BackgroundTask:
         """Compute a group's target in another thread, and store it unless the group has changed meanwhile.
 
-        Otherwise the next heartbeat begins again. If the target cannot be stored, or no thread can be
-        started, that heartbeat computes it itself. So its client gets the target or the error. See
+        If the group has changed, the next heartbeat starts another computation. If the target cannot be
+        stored, or no thread can be started, the next heartbeat computes the target itself. So its client gets
+        the target or the error. See
         test_a_large_assignment_for_which_no_thread_can_be_started_is_computed_by_a_heartbeat.
         """
         targets: dict[str, frozenset[TopicIdPartition]] = {}
@@ -259,7 +260,7 @@ class ConsumerGroups:
         return self._deadlines.next_ms
 
     def tick(self, now_ms: int) -> None:
-        """Handle the group deadlines that have passed, of at most MAX_GROUPS_AT_ONCE groups.
+        """Handle the deadlines that have passed of at most MAX_GROUPS_AT_ONCE groups.
 
         The others stay due, so the server soon calls this again.
         """

@@ -22,11 +22,11 @@ class ExpiryRounds:
         self._is_closed = False
 
     def begin(self, keys: Iterable[str], look: Callable[[str], BackgroundTask | None]) -> None:
-        """Begin a round: call `look` for each key, `step_entries` keys per step.
+        """Begin a round: call `look`, which examines one key, for `step_entries` keys per step.
 
-        A key may have been deleted when `look` is called for it. If one key needs several steps, `look`
-        returns a task for them. An error of `look` or of that task ends the round. While an earlier round is
-        running, this does nothing.
+        `look` handles the key if it has expired or timed out; the key may be gone already. If one key needs
+        several steps, `look` returns a task for them. An error of `look` or of that task ends the round.
+        While an earlier round is running, this does nothing.
         """
         if self._is_running or self._is_closed:
             return

@@ -205,8 +205,8 @@ class GroupCoordinator:
 
     def _publish_changes(self, group: ClassicGroup, now_ms: int) -> None:
         if group.state is GroupState.DEAD:
-            # The group was deleted while the record of an earlier version waited for its flush. Nothing may
-            # be stored.
+            # Store nothing: the group was deleted while the record of an earlier version waited for its
+            # flush.
             return
         if group.is_unused:
             # The group was created for a join that was rejected. Forget it, so that such groups do not
@@ -258,7 +258,7 @@ class GroupCoordinator:
         return self._deadlines.next_ms
 
     def tick(self, now_ms: int) -> None:
-        """Handle those deadlines of classic groups that have passed, of at most MAX_GROUPS_AT_ONCE groups.
+        """Handle the deadlines that have passed of at most MAX_GROUPS_AT_ONCE classic groups.
 
         The others stay due, so the server soon calls this again.
         """

@@ -265,11 +265,10 @@ class Offsets:
         self._forget_transaction(group, key)
 
     def ends_of(self, topics: Collection[str]) -> dict[str, dict[int, int]]:
-        """Return where the offsets of these topics end: topic -> partition of `__consumer_offsets` -> log end
-        offset.
+        """Return for each topic the log end offset of each partition of `__consumer_offsets` that may have
+        the topic's offsets.
 
-        Only partitions that may have offsets of the topic are included. Damaged partitions are always
-        included, because their content is unknown until they are repaired.
+        Damaged partitions are always included, because their content is unknown until they are repaired.
         """
         return {
             topic: {

@@ -42,7 +42,9 @@ class Pattern:
     """A compiled regular expression. It matches only whole texts."""
 
     def __init__(self, text: str) -> None:
-        """Compile the pattern. Raises InvalidRegularExpression."""
+        """Compile the pattern. Raises InvalidRegularExpression if RE2 rejects it, or if it is above
+        MAX_PATTERN_BYTES or MAX_UNICODE_CLASSES.
+        """
         encoded = _encode(text)
         if len(encoded) > MAX_PATTERN_BYTES:
             raise InvalidRegularExpression(
@@ -86,7 +88,9 @@ def matching_texts(
     text_of: Callable[[T], str],
     step_cost: int = DEFAULT_LIMITS.pattern_step_cost,
 ) -> Generator[None, None, list[T]]:
-    """Return the candidates whose text matches. Yields after each `step_cost` steps of matching."""
+    """Return the candidates for which `text_of` returns a matching text. Yields after each `step_cost` steps
+    of matching.
+    """
     matches, steps = [], 0
     for candidate in candidates:
         text = text_of(candidate)

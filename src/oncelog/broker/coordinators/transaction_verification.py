@@ -63,7 +63,7 @@ class TransactionVerification:
     """The verification of one request's transactional batches.
 
     The keys of `unverified` are the partitions in which the producer has no open transaction yet; the values
-    are the producer. A partition that the client may not write to must not be in `unverified`, because the
+    are their producers. A partition that the client may not write to must not be in `unverified`, because the
     partition would join the transaction before its batch is rejected.
 
     The coordinator's record adds partitions to the transaction. While `awaits_durability`, that record is not

@@ -531,7 +531,9 @@ class TransactionCoordinator:
                 self._entries[key] = entry._replace(start_ms=now_ms)
 
     def abort_timed_out(self, now_ms: int) -> None:
-        """Abort timed-out transactions and fence their producers: behaviour T8 (docs/behaviours.md)."""
+        """Abort timed-out transactions and fence their producers, in background steps: behaviour T8
+        (docs/behaviours.md). Nothing is done while an earlier round is running.
+        """
 
         budget = StepBudget(self._limits.request_step_elements)
 

@@ -93,7 +93,9 @@ class _PartitionAdder:
         *,
         verify_only: bool = False,
     ) -> Work[list[_Result]]:
-        """Add or verify the partitions of one transaction. Either all of them are added or none."""
+        """Add or verify the partitions of one transaction, and return a result for each. Either all of them
+        are added or none. With `verify_only`, each partition is verified separately.
+        """
         results, bad = [], 0
         partitions: dict[TopicPartition, list[_Partition]] = {}
         for topic in topics:

@@ -21,7 +21,7 @@ from oncelog.wire.messages import DeleteAclsRequest, DeleteAclsResponse
 
 KEY = 31
 MAX_REPEATED = 10_000
-"""Number of matches by which a response may exceed the number of ACLs.
+"""The maximum number of matches in a response, minus the number of ACLs that exist.
 
 The response repeats an ACL for each filter that matches it.
 """

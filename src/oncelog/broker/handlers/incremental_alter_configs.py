@@ -85,8 +85,8 @@ def _effective(state: BrokerState, resource: _Requested) -> Mapping[str, Setting
     """Return the effective settings of the resource, not only its own, because APPEND and SUBTRACT change the
     effective value of a list.
 
-    For the whole cluster, these are its own settings over those of the start, as in KIP-339. See
-    test_a_list_of_the_cluster_is_appended_to_its_default.
+    For the whole cluster, these are its dynamic settings, and otherwise those with which the broker was
+    started (KIP-339). See test_a_list_of_the_cluster_is_appended_to_its_default.
     """
     name, settings = resource.resource_name, state.settings
     if resource.resource_type == ResourceType.TOPIC:

@@ -41,8 +41,8 @@ def _answer_all(
     state: BrokerState, request: Request, pattern: Pattern | None, now_ms: int
 ) -> Work[ListTransactionsResponse]:
     message: ListTransactionsRequest = request.message
-    # Sets, because a request may have 20,000 filters, and a list would compare each id with all of them. See
-    # test_filters_cost_no_work_for_each_id.
+    # Use sets, because a request may have 20,000 filters. With a list, each id would be compared with all of
+    # them. See test_filters_cost_no_work_for_each_id.
     states, producer_ids = frozenset(message.state_filters), frozenset(message.producer_id_filters)
     matching: list[_State] = []
     budget = StepBudget(state.limits.request_step_elements)

@@ -65,7 +65,8 @@ from oncelog.wire.primitives import Buffer
 KEY = 0
 FIRST_ZSTD_VERSION, FIRST_ID_VERSION = 7, 13
 STEP_COST = 50_000
-"""Cost of decompression and parsing after which a step ends, in records. Bytes are converted to records.
+"""A step ends once its decompression and parsing have cost this much. The unit is the cost of a record; bytes
+are converted to it.
 
 A request of 10 KB may have 60 batches that expand to 150,000 records each, so its batches are appended in
 several steps. They are not refused, because a producer with acks=0 or without retries would lose their

@@ -28,8 +28,8 @@ _SEPARATOR = "\x01"
 MAX_SCRAM_BYTES = 4_096
 """Longest SCRAM message in bytes, and in characters once it is normalized (NFKC).
 
-scramp examines user names character by character: 500 KB would take a second. A character may become 18, so
-without the second limit 4 KB would take 60 ms. See
+scramp examines user names character by character: 500 KB would take a second. NFKC may turn one character
+into 18, so without the second limit 4 KB would take 60 ms. See
 test_a_name_that_grows_when_it_is_normalized_is_refused_before_it_is_prepared.
 """
 

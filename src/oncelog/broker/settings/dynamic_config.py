@@ -123,7 +123,9 @@ class DynamicConfig:
             self._apply()
 
     def validate_group_settings(self, values: Mapping[str, str | None]) -> dict[str, str]:
-        """Return a group's settings in canonical spelling. Raises InvalidConfig."""
+        """Return a group's settings in canonical spelling. Raises InvalidConfig for an unknown key, a value
+        outside the broker's bounds, and a session timeout that is not above the heartbeat interval.
+        """
         for key in values:
             if GROUP.get(key) is None:
                 raise InvalidConfig(f"unknown group setting {key!r}")

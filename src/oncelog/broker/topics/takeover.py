@@ -102,7 +102,8 @@ class TakeoverPlan:
 
 
 def take_over(logs: LogManager, settings: Settings) -> list[str]:
-    """Adopt the directory if necessary. Return notes about the adoption, which the server logs.
+    """Adopt the directory if necessary. Return notes about the adoption, which the server logs. Kafka's
+    metadata is read only if its files differ from those of the last adoption.
 
     Raises StorageError if any problem is not accepted; then nothing is written.
     """
@@ -307,8 +308,8 @@ def _plan_partitions_aside(
     before: Mapping[str, TopicEntry],
     known: Collection[str],
 ) -> None:
-    """Add a problem for each of Kafka's topics of which Kafka has set aside partitions that this broker had
-    added. `known` are the strays at the last adoption.
+    """Add a problem for each topic in Kafka's metadata that has partitions which this broker added and Kafka
+    then set aside as strays. `known` are the strays at the last adoption.
     """
     strays = [name for name in logs.disk.list() if _STRAY.fullmatch(name) and name not in known]
     for topic in metadata.topics.values():

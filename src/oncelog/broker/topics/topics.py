@@ -56,7 +56,10 @@ from oncelog.settings import Settings, SettingValue
 from oncelog.types import TopicPartition
 
 _MAX_WRITES_ASIDE = 3
-"""Maximum number of times that a request writes new settings in another thread while others change topics."""
+"""Maximum number of attempts to write the topics file with new settings in another thread. An attempt fails
+if another request has written the file meanwhile. After the last one, the file is written in the broker's
+thread.
+"""
 
 _T = TypeVar("_T")
 Steps = Work[_T]
@@ -460,8 +463,8 @@ class Topics:
         yield from self._finish_deletions([topic for topic in left if not ends.get(topic.name)])
 
     def _finish_deletions(self, topics: Sequence[Topic]) -> Steps[list[str]]:
-        """Mark those of the topics that are DOOMED as deleted in the file. Then remove the directories of all
-        marked topics.
+        """In the file, mark those of the topics as deleted that have the state DOOMED
+        (`rules/storage/topic_state.py`). Then remove the directories of all marked topics.
 
         Return the names of the topics that were marked. If the disk fails, the remaining topics stay for a
         later call.
