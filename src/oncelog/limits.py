@@ -63,11 +63,15 @@ class Limits:
     dropped.
     """
     snapshot_every_bytes: int = 64 << 20
-    """Minimum number of bytes since the last producer snapshot for a checkpoint to take a new one."""
+    """A checkpoint takes a new producer snapshot only if at least this many bytes were appended since the
+    last one.
+    """
     snapshot_step_shards: int = 256
-    """Number of shards whose producer ids, or whose entry sizes, one step of a snapshot writes."""
+    """One step of a snapshot writes the producer ids, or the entry sizes, of this many shards."""
     snapshot_vector_entries: int = 16
-    """Minimum number of entries in a shard for a snapshot to encode them as columns, not one by one."""
+    """A snapshot encodes the entries of a shard as columns if it has at least this many, and otherwise one by
+    one.
+    """
     producer_id_block: int = 1000
     """Number of producer ids that are reserved on disk at a time."""
     first_producer_epoch: int = 0
@@ -91,13 +95,13 @@ class Limits:
     The unit is instructions of the expression times matched bytes.
     """
     assignment_burst_cost: int = 20_000
-    """Cost of a consumer group's recent assignments above which its next assignment waits.
+    """While the recent assignments of a consumer group have cost more than this, its next assignment waits.
 
     An assignment costs its members plus its partitions. The cost decreases by 20 per ms.
     """
     max_immediate_assignment_cost: int = 2_000
-    """Highest cost of a consumer group's assignment that is computed in the heartbeat that needs it. A larger
-    one is computed in another thread.
+    """An assignment of a consumer group with at most this cost is computed in the heartbeat that needs it. A
+    more expensive one is computed in another thread.
     """
     max_catalogued_topics: int = 100_000
     """Maximum number of topics in the cached subscriptions of all consumer groups together."""
@@ -110,7 +114,7 @@ class Limits:
     partitions_per_step: int = 16
     """Maximum number of partitions that one step creates or removes, or of new topics that it checks."""
     large_answer_partitions: int = 100
-    """Minimum number of partitions in a Metadata response that is cached as encoded bytes."""
+    """A Metadata response with at least this many partitions is cached as encoded bytes."""
     max_answers_kept: int = 16
     """Maximum number of encoded Metadata responses in the cache."""
     max_session_partitions: int = 200_000

@@ -156,8 +156,9 @@ class RunningCall:
 
     def __call__(self) -> None:
         if self._queue.call is not self:
-            # It was ended, because no thread could be started. A thread pool has queued it nevertheless, and
-            # runs it once it has a thread. See test_a_call_that_was_ended_does_nothing.
+            # `end` was called before, because no thread could be started for this call. The thread pool has
+            # queued the call nevertheless, and runs it once it has a thread. See
+            # test_a_call_that_was_ended_does_nothing.
             return
         try:
             self.call()

@@ -470,7 +470,9 @@ class Compaction:
     def _rewritten(
         self, batch: ScannedBatch, retention: Retention, cleaner: Cleaner
     ) -> bytearray | memoryview | None:
-        """Return the batch with its remaining records, None if the batch is removed."""
+        """Return the batch with its remaining records, None if the batch is removed. Set its delete horizon
+        if it needs one and has none.
+        """
         header = batch.header
         horizon_ms = _horizon_ms(header)
         if retention.drops_all:

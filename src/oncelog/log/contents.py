@@ -8,9 +8,9 @@ before it changes a file, because the records may still be restored. See
 test_a_start_refuses_a_partition_that_lost_records. After any other difference, the start reads the whole
 partition and rebuilds the indexes.
 
-The file counts only if `.kafka_cleanshutdown` has its checksum. A start removes both at its end. So a stop by
-Apache Kafka, or by an Oncelog that does not know the file, leaves nothing to compare. The format is that of
-Kafka's checkpoints. A partition has the fields topic, number, log start, log end, number of aborted
+The file is used only if `.kafka_cleanshutdown` contains its checksum. A start removes both at its end. So a
+stop by Apache Kafka, or by an Oncelog that does not know the file, leaves nothing to compare. The format is
+that of Kafka's checkpoints. A partition has the fields topic, number, log start, log end, number of aborted
 transactions, and `offset:bytes` of each segment. A line of one field is the name of a small file, without
 which a start would lose ACLs or settings.
 """
@@ -52,7 +52,8 @@ class PartitionContents(NamedTuple):
         return sum(size for _, size in self.segments)
 
     def end_of(self, base_offset: int, size_bytes: int) -> int | None:
-        """Return the log end if a segment is the last one and still has its size; otherwise None.
+        """Return the stored log end if the segment is the last stored one and has its stored size; otherwise
+        None.
 
         The base offset in the header of the last batch may be damaged, and no checksum covers it. See
         test_a_damaged_base_offset_of_the_last_batch_does_not_move_the_log_end.

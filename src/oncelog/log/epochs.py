@@ -40,7 +40,7 @@ class LeaderEpochs:
         they have seen. See test_a_takeover_keeps_the_latest_leader_epoch.
 
         A new file is not synced here: the partition's first flush syncs it. If the file has epochs, it is
-        synced, because the log tells only those of the batches that recovery reads. See
+        synced, because recovery would find only the epochs of the batches that it reads. See
         test_a_power_loss_after_a_takeover_keeps_the_leader_epochs.
         """
         stored = read_epochs(disk, directory)

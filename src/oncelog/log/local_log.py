@@ -224,7 +224,9 @@ class LocalLog:
             raise KafkaStorageError(f"{self.topic_partition}, offset {last_offset}: {error}") from error
 
     def roll(self, now_ms: int) -> Segment:
-        """Close the active segment; create and return the next one. An OSError leaves the log unchanged."""
+        """Close the active segment; create and return the next one. Start a snapshot of the producers. An
+        OSError leaves the log unchanged.
+        """
         active = self.segments.active
         active.cut_failed_write()
         try:
@@ -311,8 +313,8 @@ class LocalLog:
 
         Recovery deletes snapshots above the log end. So before synced records are deleted, the log must be
         synced up to the offset of that snapshot. See
-        test_a_power_loss_after_deleting_segments_leaves_their_producers_known. The same is true if only an
-        older snapshot has the producers of synced records. See
+        test_a_power_loss_after_deleting_segments_leaves_their_producers_known. This also applies to unsynced
+        segments if a snapshot at or below the recovery point has the producers of synced records. See
         test_deleting_unsynced_segments_leaves_the_producers_of_synced_ones_known.
         """
         offset, point = self.producers.snapshot_from(dead[-1].end_offset), self.recovery_point
@@ -348,8 +350,8 @@ class LocalLog:
 
     @property
     def producers_known_to(self) -> int:
-        """The offset below which a power loss makes no producer's batches unknown, even if compaction removed
-        them.
+        """The offset below which compaction may remove batches without making a producer unknown after a
+        power loss.
 
         Compaction keeps the last batch of each producer, but a power loss can remove that batch if it is not
         synced. The batches before it are then known only from a snapshot. See

@@ -8,7 +8,7 @@
     cleaner-offset-checkpoint
     oncelog-txnindex-checkpoint          offsets below which the transaction indexes are complete
     oncelog-txnindex-start-checkpoint    offsets from which every segment has a transaction index
-    oncelog-contents-checkpoint          what a clean stop left in each partition
+    oncelog-contents-checkpoint          the contents of each partition after a clean stop
     <topic>-<partition>/                 a partition; "...-delete" is being deleted
 
 Source: Kafka's LogManager, MetaPropertiesEnsemble, CleanShutdownFileHandler.
@@ -732,7 +732,7 @@ class _LastStop(NamedTuple):
 
     - `mark`: the content of CLEAN_SHUTDOWN, or of STARTING.
     - `is_clean`: no start has begun since the stop.
-    - `contents`: what the stop left; nothing if that is unknown.
+    - `contents`: the contents that the stop recorded; NO_CONTENTS if they are unknown.
     - `lost_contents`: the stop wrote CONTENTS, and the file is missing or damaged.
     """
 
@@ -751,7 +751,9 @@ _UNKNOWN_STOP = _LastStop(b"", False)
 
 
 def _read_last_stop(disk: Disk) -> _LastStop:
-    """Return _UNKNOWN_STOP if the last process was killed after its start."""
+    """Read the files of the last clean stop. Return _UNKNOWN_STOP if there are none: the last process was
+    killed after its start, or the directory is new.
+    """
     for path in (CLEAN_SHUTDOWN, STARTING):
         try:
             last_stop = _LastStop(disk.read(path), path == CLEAN_SHUTDOWN)

@@ -204,7 +204,9 @@ class Partition:
         topic_id: bytes | None,
         leader_epoch: int,
     ) -> Self:
-        """Recover the directory and return its partition. Raises StorageError, OSError."""
+        """Recover the directory and return its partition. Also write partition.metadata if it is missing, and
+        correct the leader epochs. Raises StorageError, OSError.
+        """
         stored_id = _check_topic_id(disk, directory, topic_id)
         recovered = recover(disk, directory, options)
         if topic_id is not None and stored_id is None:

@@ -126,10 +126,11 @@ def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
         return _recover_all(disk, directory, options, segments, [*warnings, text])
     end_offset = segments[-1].end_offset
     if options.checks_all and (options.is_clean or end_offset <= options.recovery_point):
-        # A lost segment may have had a marker that the stored snapshots include. After a kill, the next start
-        # would trust them, and show the records of an aborted transaction. See
-        # test_a_kill_after_a_lost_marker_shows_no_aborted_records. On a full disk, a later stop does this.
-        # Above the recovery point, a power loss may take the end, and then the new snapshot is removed. See
+        # Replace the stored snapshots, because they may include a marker of a lost segment. After a kill, the
+        # next start would trust them, and show the records of an aborted transaction. See
+        # test_a_kill_after_a_lost_marker_shows_no_aborted_records. If this fails on a full disk, the next
+        # clean stop writes a snapshot. An end above the recovery point may be lost in a power loss, and the
+        # new snapshot with it, so the old snapshots are then kept. See
         # test_stale_contents_remove_no_snapshot_below_an_unsynced_end.
         with suppress(OSError):
             recovered.producers.replace_snapshots(end_offset)
@@ -313,7 +314,7 @@ def _drop_failed_rolls(
 def _open_segments(
     disk: Disk, directory: str, bases: list[int], options: OpenOptions, warnings: list[str]
 ) -> tuple[list[Segment], int | None]:
-    """Repair and return the segments, and return the offset from which indexes were rebuilt, or None."""
+    """Repair and return the segments. Also return the offset from which indexes were rebuilt, or None."""
     segments: list[Segment] = []
     replay_from: int | None = None
     interval = options.config.index_interval_bytes

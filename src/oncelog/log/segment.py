@@ -417,7 +417,8 @@ class Segment:
             self.transactions = self._read_transaction_index()
         except StorageError:
             self.transactions_from = self.base_offset
-            # Make recovery replace the unreadable file, even if the index has no entries.
+            # Recovery stores the transaction index of a segment only if this flag is set. Set it, so that the
+            # unreadable file is replaced even if the index has no entries.
             self.transactions.is_unsynced = True
         self.transactions.cut_below(self.transactions_from)
         self.index.rewrite_all()
