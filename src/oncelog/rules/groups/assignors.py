@@ -4,10 +4,10 @@ In a classic group the leader, a client, runs the assignor. All clients must com
 the order is fixed: members by instance id, or by member id if they have no instance id; topics by name.
 
 The sticky assignors let partitions stay with their owners if possible. Every partition of a subscribed topic
-gets one reader. A member's load is the number of its partitions. In the result, no chain of moves could
-balance the loads further. Exception: if there are thousands of topics and the members subscribe to different
-ones, `LEVELLING_STEPS` may end the search for moves early. If all members subscribe to the same topics, as
-few partitions as possible move. The result does not depend on the order of the members or topics.
+is assigned to one member. A member's load is the number of its partitions. In the result, no chain of moves
+could balance the loads further. Exception: if there are thousands of topics and the members subscribe to
+different ones, `LEVELLING_STEPS` may end the search for moves early. If all members subscribe to the same
+topics, as few partitions as possible move. The result does not depend on the order of the members or topics.
 Source: kafka RangeAssignor, RoundRobinAssignor, AbstractStickyAssignor, CooperativeStickyAssignor; KIP-54,
 KIP-341, KIP-429.
 """
@@ -360,7 +360,8 @@ class _Loads:
         return move
 
     def _queue(self, kind: int, done: set[int]) -> bool:
-        """Update the entry of the subscription `kind` in `_order`: its least loaded member that is not done.
+        """Update the entry of the subscription `kind` in the heap `_order`. The entry is the least loaded
+        member with this subscription that is not done.
 
         Return True if this entry was in `_order` already.
         """

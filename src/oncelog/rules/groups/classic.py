@@ -550,7 +550,9 @@ class ClassicGroup:
             self._complete(now_ms)
 
     def _complete(self, now_ms: int) -> None:
-        """Begin the next generation with the members that have joined and with all static members."""
+        """Begin the next generation with the members that have joined and with all static members. Remove the
+        other dynamic members. If no member is left, the group becomes Empty.
+        """
         self._is_initial_rebalance = False
         for member in list(self.members.values()):
             if member.join_callback is None and member.group_instance_id is None:
@@ -740,7 +742,9 @@ class ClassicGroup:
         self.members.remove(member)
 
     def tick(self, now_ms: int) -> None:
-        """Handle the deadlines that have passed: remove members, and end a rebalance."""
+        """Handle the deadlines that have passed. Remove members whose session has expired or that have not
+        sent SyncGroup in time, and end a rebalance that waits for members.
+        """
         # Forget member ids that were not used in time, because their clients may be dead.
         self._pending_member_ids.take(now_ms)
         expired = [

@@ -632,7 +632,8 @@ class ConsumerGroup:
     ) -> None:
         """Raise the epoch if the group or its topics changed.
 
-        Compute a target if the epoch has none and `_assignment_cost` is below its limit.
+        Compute a target if the epoch has none and `_assignment_cost` is below its limit. If the target is
+        expensive, set `is_assigning` instead: the coordinator then computes it in another thread.
         """
         regexes = self._subscriptions.regexes
         topics = resolve_topics(self._subscriptions.names, regexes)

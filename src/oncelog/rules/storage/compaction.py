@@ -158,8 +158,8 @@ class SeenTransactions:
         return aborted is not None and last_offset < aborted.last_offset
 
     def end(self, producer_id: int, last_offset: int) -> tuple[bool, Aborted | None]:
-        """Handle a marker. Return True if its transaction still has data, and the index entry that must be
-        kept.
+        """Handle a marker. Return two values: True if its transaction still has data, and the index entry
+        that must be kept.
 
         The entry is None for a commit, and for an abort without remaining data.
         """
