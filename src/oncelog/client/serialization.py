@@ -48,7 +48,9 @@ class WaitingConverter(Protocol):
         ...
 
     async def prepare(self, topic: str, data: Any, /) -> None:
-        """Wait for what the conversion of `data` needs. An error is raised as that of the conversion."""
+        """Wait for the data that the conversion needs, such as a schema. An error counts as an error of the
+        conversion.
+        """
         ...
 
 
@@ -79,7 +81,7 @@ class RecordSerializer(_Converters):
         return _is_ready(self._waiting_value, topic, value) and _is_ready(self._waiting_key, topic, key)
 
     async def prepare(self, topic: str, value: Any, key: Any, partition: int | None = None) -> None:
-        """Let the serializers wait for what they need. Raises SerializationError."""
+        """Let the serializers wait for data that they need, such as schemas. Raises SerializationError."""
         part = "value"
         try:
             if not _is_ready(self._waiting_value, topic, value):
@@ -140,7 +142,9 @@ class RecordDeserializer(_Converters):
         )
 
     async def prepare(self, record: Record) -> None:
-        """Let the deserializers wait for what they need. Raises DeserializationError."""
+        """Let the deserializers wait for the data that they need, such as schemas. Raises
+        DeserializationError.
+        """
         part = "key"
         try:
             if not _is_ready(self._waiting_key, record.topic, record.key):

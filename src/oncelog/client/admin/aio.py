@@ -522,7 +522,7 @@ class AsyncAdmin:
         ]
 
     async def known_transactions(self, producer_ids: Collection[int] | int) -> dict[int, KnownTransaction]:
-        """Return what the transaction coordinators store about these producer ids, by producer id.
+        """Return the transaction coordinators' entries of these producer ids, by producer id.
 
         Producer ids that no coordinator knows are left out.
         """

@@ -290,7 +290,7 @@ class Admin:
         return self._thread.run(self._async.find_hanging(topics, older_than_ms=older_than_ms))
 
     def known_transactions(self, producer_ids: Collection[int] | int) -> dict[int, KnownTransaction]:
-        """Return what the transaction coordinators store about these producer ids, by producer id.
+        """Return the transaction coordinators' entries of these producer ids, by producer id.
 
         Producer ids that no coordinator knows are left out.
         """

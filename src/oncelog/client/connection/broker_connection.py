@@ -331,7 +331,9 @@ class BrokerConnection:
     # --- closing
 
     async def close(self) -> None:
-        """Close the connection. Unfinished requests fail with DisconnectedError."""
+        """Close the connection. With TLS, wait for the broker's close_notify. Unfinished requests fail with
+        DisconnectedError.
+        """
         self._closed = True
         self._cancel_connection_timers()
         if self._timer:

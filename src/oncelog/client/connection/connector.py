@@ -148,7 +148,10 @@ class Connector:
         return protocol
 
     def explain(self, error: Exception) -> OncelogError:
-        """Return the error for requests that were never sent because `connect` raised `error`."""
+        """Return the error for requests that were never sent because `connect` raised `error`. A failed TLS
+        handshake gives AuthenticationError. A refused or lost connection gives NotConnectedError, whose text
+        says what to check.
+        """
         if isinstance(error, NotConnectedError):
             return error
         if isinstance(error, ssl.SSLError):

@@ -337,7 +337,9 @@ class ConnectionCore:
         )
 
     def _process_sasl(self, exchange: Exchange, frame: memoryview, now_ms: float) -> bytes:
-        """Process one response of the authentication. Return the next bytes to write."""
+        """Process one response of the authentication. Return the next bytes to write, none after the last
+        response. Raises AuthenticationError if the broker refuses the mechanism or the credentials.
+        """
         left_ms = self._in_flight[0].deadline_ms - now_ms if self._in_flight else 0.0
         response = self._process_response(frame, now_ms).response
         mechanism = self._credentials.mechanism if self._credentials else ""

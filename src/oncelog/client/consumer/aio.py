@@ -530,7 +530,7 @@ class AsyncConsumer:
     ) -> bool:
         """Wait until the core's `delivery` has records; return False after `timeout` seconds.
 
-        Also wait for what the deserializers need for the record that `next_row` returns.
+        Also wait for the data that the deserializers need for the record of `next_row`, such as its schema.
         """
         await self._until_interrupted_poll_ends()
         # Between two steps, a second task would call the callbacks again, so it is refused. So is a callback,
@@ -636,7 +636,8 @@ class AsyncConsumer:
         return self._polling_task is None or self._polling_task is asyncio.current_task()
 
     async def _prepare_next(self, next_row: NextRow | None) -> bool:
-        """Await what the deserializers need for the next record. Return False if there is none any more.
+        """Await the data that the deserializers need for the next record, such as its schema. Return False if
+        there is no next record any more.
 
         This is part of a poll's step, so that a close interrupts it. Otherwise the poll could return records
         of partitions that the close has given to other members. Guard:

@@ -134,7 +134,8 @@ class Fetcher:
     # Leaders
 
     async def _find_leaders(self, partitions: Sequence[TopicPartition]) -> None:
-        """Look up the leaders of these partitions.
+        """Look up the leaders of these partitions at the same time, and start to read each partition whose
+        leader was found.
 
         A partition is in `_leader_lookups` until its lookup has ended.
         """

@@ -1,4 +1,4 @@
-"""Decides which of a consumer's commits is sent next, and what the result of a commit means. No I/O.
+"""Decides which of a consumer's commits is sent next, and handles the result of a commit. No I/O.
 
 There are two kinds of commits:
 

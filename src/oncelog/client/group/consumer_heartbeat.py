@@ -47,7 +47,8 @@ def _check_settings(settings: Settings) -> None:
 
 
 class HeartbeatState:
-    """The state of a member's heartbeats: what the coordinator knows, and what must still be reported.
+    """The state of a member's heartbeats: the last report that the coordinator knows, and the fields to
+    report next.
 
     The first heartbeat, and each heartbeat after a lost response, reports everything. Other heartbeats report
     only changes.

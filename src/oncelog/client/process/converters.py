@@ -29,13 +29,13 @@ class Converters(NamedTuple):
         return outputs if self.serializer is None else [self.serializer.output(output) for output in outputs]
 
     async def prepare_input(self, record: Record) -> None:
-        """Wait for what the deserializers need. Raises DeserializationError."""
+        """Wait for the data that the deserializers need, such as schemas. Raises DeserializationError."""
         deserializer = self.deserializer
         if deserializer is not None and deserializer.may_wait and not deserializer.is_ready(record):
             await deserializer.prepare(record)
 
     async def prepare_outputs(self, outputs: list[ProducerRecord]) -> None:
-        """Wait for what the serializers need. Raises SerializationError."""
+        """Wait for the data that the serializers need, such as schemas. Raises SerializationError."""
         serializer = self.serializer
         if serializer is None or not serializer.may_wait:
             return

@@ -191,7 +191,7 @@ class Failure(NamedTuple):
 
 @dataclass(slots=True)
 class OpenTransaction:
-    """The open transaction: the time at which it began, and what it has consumed and sent.
+    """The open transaction: its start time, and the records that it has consumed and sent.
 
     `sent_ms` is the earliest time at which the coordinator may have learned of the transaction. It is None
     before the first output.
@@ -348,7 +348,7 @@ class ProcessLoop:
     # Records
 
     async def _restore_if_due(self) -> None:
-        """Call `restore` if the application's state may differ from what is committed."""
+        """Call `restore` if the application's state may differ from the committed records."""
         if not self._options.has_state or not self._must_restore:
             return
         if self._open is not None:
@@ -370,7 +370,9 @@ class ProcessLoop:
                 await self._commit()
 
     async def _process_one(self, record: Record) -> bool:
-        """Transform a record and send its output. Return False if the transaction was aborted."""
+        """Transform a record and send its output. Begin a transaction if none is open. Return False if the
+        transaction was aborted because the record failed.
+        """
         tp = TopicPartition(record.topic, record.partition)
         place = (tp, record.offset)
         if self._open is None:
@@ -551,7 +553,9 @@ class ProcessLoop:
     # Errors
 
     async def _recover(self, error: OncelogError) -> None:
-        """React to an error of a client. Raises _Ended if the loop must stop."""
+        """React to an error of a client: repeat the step, abort, or replace the producer. Then pause, unless
+        a broker has refused a record. Raises _Ended if the loop must stop.
+        """
         self._idle_since_ms, self._failed_step = None, self._step
         reaction = self._reaction_to(error)
         if reaction is Reaction.STOP:
@@ -577,7 +581,7 @@ class ProcessLoop:
             await self._pause(self._recoveries)
 
     def _narrow(self, error: OncelogError) -> None:
-        """Find the record whose output was refused, and count a failure of that record.
+        """Count a failure of the record whose output was refused, or begin to find that record.
 
         The broker's error does not say which record of a batch it refused. So if the transaction has several
         records, each of them is processed again in a transaction of its own.

@@ -51,7 +51,9 @@ def plan_of(
 ) -> LoopPlan:
     """Check the options, and pass each setting to the clients that know it.
 
-    Raises ConfigError and MisuseError.
+    Raises ConfigError for an unknown setting, for a group.id or transactional.id among the settings, and if
+    `commit_interval_ms` is not below transaction.timeout.ms. Raises MisuseError for an invalid option, and
+    for another value of a setting that the loop requires.
     """
     _check_options(options)
     consumer: dict[str, object] = {

@@ -406,7 +406,7 @@ class AsyncProducer:
 
 
 class _Readiness(NamedTuple):
-    """Lets the serializers of one argument of `send_many` wait for what they need."""
+    """Lets the serializers of one argument of `send_many` wait for data that they need, such as schemas."""
 
     serializer: RecordSerializer
     topic: str

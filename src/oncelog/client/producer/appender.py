@@ -276,7 +276,8 @@ def call_back(
     times: Sequence[int] | int,
     error: Exception | None,
 ) -> list[BaseException]:
-    """Call the delivery callbacks of a batch in the order of their records, and return what they raised.
+    """Call the delivery callbacks of a batch in the order of their records, and return the exceptions that
+    they raised.
 
     `callbacks` maps the index of a record to its callback. If `error` is None, each callback gets the
     metadata of its record. `base_offset` is None if the offsets are unknown.

@@ -248,7 +248,8 @@ class Producer:
     def _wait_for_room(self, core: ProducerCore, size_bytes: int, deadline_ms: float) -> None:
         """Wait until there may be room in buffer.memory. The caller checks again with the lock held."""
         if self._driver.is_own_thread():
-            # This is a callback: if it waited, it would block the thread that makes room.
+            # This is a delivery callback on the producer's thread. If it waited, it would block the thread
+            # that makes room.
             raise no_room_error(self.options)
         completions: queue.SimpleQueue[None] = queue.SimpleQueue()
         is_counted = False

@@ -299,7 +299,7 @@ class ProducerCore:
 
         The topic must be known, unless the producer has failed. Raises the same errors as `append`.
         """
-        # The fatal error comes first: with it, an unknown topic is not looked up. Guard:
+        # Raise the fatal error first: a producer that has failed does not look up an unknown topic. Guard:
         # test_a_failed_producer_raises_its_error_for_a_table_of_a_new_topic.
         self._check_append(0)
         return self.current_topic(name)
@@ -446,7 +446,9 @@ class ProducerCore:
         self.is_append_unfinished = False
 
     def _place(self, queue: PartitionQueue, now_ms: float = 0.0) -> None:
-        """Put a queue into the part of the schedule where it belongs now."""
+        """Move a queue to its current group of the schedule (ready, timed or without leader). Remove it if it
+        has no batch to send. See `SendSchedule`.
+        """
         if queue.sequences.is_restart_needed:
             self._restarting[queue] = None
         candidate = queue.next_to_send(self.identity, self._flush_below, self._is_urgent)

@@ -247,7 +247,7 @@ class ProducerDriver:
         self.notify()
 
     def _drain(self) -> float:
-        """Send what is ready, and return the seconds until the next drain is due."""
+        """Send the batches that are ready, and return the seconds until the next drain is due."""
         now_ms = self.now_ms()
         with self.lock:
             calls = self.core.drain(now_ms)

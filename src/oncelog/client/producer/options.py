@@ -143,7 +143,9 @@ def _check_transactional(settings: Settings, conflicts: list[str]) -> str:
 
 
 def resolve(settings: Settings) -> ProducerOptions:
-    """Return the options after checking the settings against each other. Raises ConfigError."""
+    """Return the options after checking the settings against each other. Raises ConfigError for a
+    contradiction, and for a codec whose library is missing.
+    """
     is_transactional = settings["transactional.id"] is not None
     is_idempotent, reason = decide_idempotence(settings)
     compression = Compression[settings["compression.type"].upper()]

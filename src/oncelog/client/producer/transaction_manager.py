@@ -597,7 +597,8 @@ class TransactionManager:
     async def _add_pending(self) -> None:
         """Add the partitions that have records to send.
 
-        Partitions that get their first record later are added by the next request.
+        Partitions that get their first record later are added by the next request. After an error, the
+        transaction can only be aborted.
         """
         identity, pending = self._core.identity, set(self._transaction.pending)
         assert identity is not None
