@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 _WORKER_FILE = "pyspark/worker.py"
 _STREAM_NAMES = ("input_data_stream", "infile")
-"""The local variable in Spark's worker program that holds the connection: its name since 4.3, and before."""
+"""Names of the local variable of Spark's worker program that holds the connection: since Spark 4.3, and
+before.
+"""
 
 
 class TaskInput:

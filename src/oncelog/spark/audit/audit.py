@@ -189,7 +189,7 @@ def _with_keys(
             key_findings = [*key_findings, *differing]
     except spark_errors():
         # Readers of keys and headers stop at damaged data with an error. The findings locate the damage
-        # better than this error, so the text names the first of them.
+        # better than this error, so `keys_problem` names the first finding.
         what = not_checked(
             keys=is_requested or other is not None,
             provenance=distinct is not None and provenance is None,

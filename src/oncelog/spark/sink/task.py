@@ -118,8 +118,9 @@ class _SinkTask:
             self._topic_ids[sink.settings.marker_topic] = sink.marker_topic_id
 
     def write(self, clients: TaskClients, batches: Iterator[pa.RecordBatch], is_empty: bool) -> TaskReport:
-        """Write, prepare or compare the rows. `is_empty` is True if `batches` has no rows. Raises
-        SinkError.
+        """Write the rows, or compare them with the committed ones, as spark/sink/decisions.py decides. In a
+        repeat, and without `commits`, only prepare the transaction. `is_empty` is True if `batches` has no
+        rows. Raises SinkError.
         """
         admin, sink, plan = clients.admin, self._sink, PlanNote(self._batch_id, self._sink.run_id)
         finished: BatchCommit | None = None
