@@ -62,7 +62,7 @@ class Context:
     def prepare(self) -> None:
         """Choose the names `$free` and `$spare`, which no topic has, and check the scenario's header.
 
-        Raises Unsupported if the broker does not offer what the scenario's header needs.
+        Raises Unsupported if the broker lacks a version or feature that the header needs.
         """
         for name in ("free", "spare"):
             self.variables[name] = self.target.coordinated_name(self.client, self.deadline)

@@ -38,7 +38,9 @@ class NoAnswer(Mismatch):
 
 
 class Unsupported(Exception):
-    """The broker does not offer what a scenario needs. The text is the reason why the scenario is skipped."""
+    """The broker lacks a version or feature that a scenario needs. The text is the reason why the scenario is
+    skipped.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class Run:
     def run(self) -> None:
         """Carry out all steps.
 
-        Raises StepFailed, and Unsupported if the broker does not offer what the scenario needs.
+        Raises StepFailed, and Unsupported if the broker lacks a version or feature that the scenario needs.
         """
         step = "(names and versions)"
         try:

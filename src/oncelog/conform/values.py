@@ -120,8 +120,8 @@ def _loader() -> Any:
 
 
 def resolve(value: Any, variables: Variables) -> Any:
-    """Return the value with its variables replaced, and with tags such as `!batch` replaced by what they
-    build.
+    """Return the value with its variables replaced, and with tags such as `!batch` replaced by the values
+    that they build.
     """
     if isinstance(value, dict):
         return {key: resolve(element, variables) for key, element in value.items()}
