@@ -310,8 +310,8 @@ def marker_of(data: bytes | memoryview) -> tuple[bool | None, int | None]:
 
 
 def check_history(world: World, operations: list[Operation], last: str) -> None:
-    """Check the clients' operations against each other, and against what the process `last` read at the
-    end.
+    """Check the clients' operations against each other, and against the records that the process `last` read
+    at the end.
     """
     for anomaly in check(operations, dependencies=("wr",)):
         world.violate("history", str(anomaly))

@@ -124,7 +124,7 @@ def _next_producer_id(node: BrokerState) -> int:
 
 
 def metadata_differences(before: Metadata, after: Metadata, *, writes_failed: bool) -> list[tuple[str, str]]:
-    """Return what a restart changed, as pairs of a kind and a text.
+    """Return the differences of the small files before and after a restart, as pairs of a kind and a text.
 
     If `writes_failed` is True, the disk has refused writes. Then `oncelog-topics.json` may have a topic whose
     creation failed.

@@ -139,7 +139,7 @@ class KafkaHistory:
         return self.rng.choice([tp for tp in self.logs if tp.topic == self.topic])
 
     def _call(self, kind: Kind, process: str, items: list[Item], transaction: int | None = None) -> Call:
-        """Note what a client of Kafka did before the simulation."""
+        """Note an operation of one of Kafka's clients from before the simulation."""
         time_us = len(self.calls) - 1_000_000
         call = Call(process, process, kind, time_us, tuple(items), transaction, Outcome.OK, time_us)
         self.calls.append(call)

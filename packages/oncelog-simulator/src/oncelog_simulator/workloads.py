@@ -82,13 +82,13 @@ class Workload(ABC):
         """Check conditions that must hold while the broker runs. Called every second."""
 
     def ending(self) -> None:  # noqa: B027 (most need not know)
-        """Note what the checks need when the broker is about to end. Called just before its end."""
+        """Note the state of the broker that the checks need. Called just before the broker ends."""
 
     def recovered(self, node: BrokerState) -> None:  # noqa: B027
         """Check the broker's state after a restart. Called when the broker has started again."""
 
     def close(self) -> None:  # noqa: B027
-        """Free what the workload has opened, after the simulation."""
+        """Free the files and other resources of the workload, after the simulation."""
 
     @abstractmethod
     def check(self, node: BrokerState) -> None:

@@ -58,44 +58,71 @@ class Anomaly:
 
 
 class AbortedRead(Anomaly):
-    """Operations: the poll, the send, and the operations that ended the transaction."""
+    """A record of an aborted transaction was read.
+
+    Operations: the poll, the send, and the operations that ended the transaction.
+    """
 
 
 class EarlyRead(Anomaly):
-    """Operations: the poll, and the commit or send that began after the poll ended."""
+    """A record was read before its send or its commit was called.
+
+    Operations: the poll, and the commit or send that began after the poll ended.
+    """
 
 
 class UnsentRead(Anomaly):
-    """Operations: the poll."""
+    """A record was read that no client sent. Operations: the poll."""
 
 
 class OffsetConflict(Anomaly):
-    """The operation with another value at the offset of `item`, and the operation with `item`."""
+    """Two values are at one offset of a partition.
+
+    Operations: the one with another value at the offset of `item`, and the one with `item`.
+    """
 
 
 class Duplicate(Anomaly):
-    """The operation that first saw the value at another offset, and the operation with `item`."""
+    """One value is at two offsets.
+
+    Operations: the one that first saw the value at another offset, and the one with `item`.
+    """
 
 
 class LostWrite(Anomaly):
-    """Operations: the send, and the poll of the partition's highest offset."""
+    """A committed record was not read, although a higher offset of its partition was.
+
+    Operations: the send, and the poll of the partition's highest offset.
+    """
 
 
 class PollSkip(Anomaly):
-    """Operations: the polls before and after `item` (possibly the same), and one that read or sent `item`."""
+    """A reader passed a committed record without reading it.
+
+    Operations: the polls before and after `item` (possibly the same), and one that read or sent `item`.
+    """
 
 
 class PollReorder(Anomaly):
-    """Operations: the poll of an offset, and a later poll of `item`, whose offset is not higher."""
+    """A reader went back without a seek.
+
+    Operations: the poll of an offset, and a later poll of `item`, whose offset is not higher.
+    """
 
 
 class SendReorder(Anomaly):
-    """Operations: the send of a record, and a later send of `item`, which has a lower offset."""
+    """A producer's records of one partition are not in the order of sending.
+
+    Operations: the send of a record, and a later send of `item`, which has a lower offset.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Cycle(Anomaly):
-    """Operations: the two operations of each dependency, in the order of the cycle."""
+    """Transactions must each be before the next.
+
+    Operations: the two operations of each dependency, in the order of the cycle.
+    """
 
     dependencies: tuple[Dependency, ...] = ()
 
