@@ -134,7 +134,7 @@ def cut_runs(runs: Runs, size: int) -> Runs:
     first, last = runs["first"] // size, runs["last"] // size
     pieces = last - first + 1
     cut = np.repeat(runs, pieces)
-    # The number of each piece within its run.
+    # Number the pieces of each run from 0.
     number = np.arange(len(cut)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     window = np.repeat(first, pieces) + number
     cut["first"] = np.maximum(cut["first"], window * size)

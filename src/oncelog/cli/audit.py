@@ -165,7 +165,7 @@ def _check_combination(requested: _Requested, *, has_table: bool, is_on_spark: b
 
 
 class _Requested(NamedTuple):
-    """The options of `oncelog audit` that select what is audited and how."""
+    """The options of `oncelog audit` that select the audited data and the checks."""
 
     names: tuple[str, ...]
     bootstrap: str
@@ -249,7 +249,7 @@ def _audit_table(requested: _Requested, table: str, columns: str | None, *, by_k
     check_pyarrow("oncelog audit")
     from oncelog.local_audit.table_audit import audit_table
 
-    # Otherwise SIGTERM would leave the audit's temporary files, which may be large. Guard:
+    # Without this handler, SIGTERM would leave the audit's temporary files, which may be large. Guard:
     # test_an_audit_that_is_terminated_leaves_no_temporary_file.
     with clean_up_on_termination():
         return audit_table(

@@ -71,7 +71,8 @@ class ParquetFile:
             if kind is None:
                 os.replace(self._temporary, self._path)
         finally:
-            # Otherwise the writer's finalizer would write again, even after the disk was full.
+            # Mark the writer as closed. Otherwise its finalizer would write again, even after the disk was
+            # full.
             self._writer.is_open = False
             self._file.close()
             self._temporary.unlink(missing_ok=True)

@@ -255,8 +255,8 @@ def _cluster(servers: str | None, options: Mapping[str, Any], name: str) -> Iter
     from oncelog.trial.targets import schemas_of
 
     with ExitStack() as stack:
-        # Otherwise the trial's topics and schemas would stay on the user's cluster and database. Guard:
-        # test_a_trial_that_is_terminated_leaves_no_topic.
+        # Without this handler, SIGTERM would leave the trial's topics and schemas on the user's cluster and
+        # database. Guard: test_a_trial_that_is_terminated_leaves_no_topic.
         stack.enter_context(clean_up_on_termination())
         if options["database"] is not None:
             stack.enter_context(schemas_of(options["database"], name))

@@ -106,8 +106,8 @@ def _places(
 
 
 FOUND, EXPECTED, LATER = 0, 1, 2
-"""The groups of a comparison by key: what was found, the records that must be found, and the records that may
-be found in addition.
+"""The groups of a comparison by key: the records that were found, those that must be found, and those that
+may be found in addition.
 """
 
 

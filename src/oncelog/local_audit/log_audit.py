@@ -293,7 +293,7 @@ def _check_records(
             keys = compared._replace(findings=keys.findings + compared.findings, totals=keys.totals)
     except OncelogError:
         # Readers of keys stop at damaged data with an error. The findings locate the damage better than this
-        # error, so the text names the first of them. Results from before the error stay. Guard:
+        # error, so `problem` names the first finding. Results from before the error stay. Guard:
         # test_what_was_found_before_a_check_failed_stays_in_the_result.
         damage = next((finding for finding in judged.findings if finding.kind in DAMAGE_KINDS), None)
         if damage is not None:

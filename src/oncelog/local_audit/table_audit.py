@@ -2,9 +2,9 @@
 
 The order of the look-ups allows producers and writers to run during the audit:
 
-    1. the end of what read_committed readers see (`expected_end`)
+    1. the last stable offset (`expected_end`)
     2. the table is opened, which fixes the files, version or transaction that are read
-    3. the end of what is written and what is committed (`end`, `stable_end`), and the log start
+    3. the high watermark and the last stable offset (`end`, `stable_end`), and the log start
     4. the table's rows are read, then the topic's headers, window by window
 
 A record that was committed before look-up 1 must have a row. A row that is in the table at 2 must belong to a
@@ -256,7 +256,7 @@ def _outside(tp: TopicPartition, rows: RowRuns, end: int | None, limit: int) -> 
 def notes_of(
     totals: Mapping[TopicPartition, TableTotals], snapshots: Mapping[TopicPartition, PartitionSnapshot]
 ) -> list[str]:
-    """Return lines of text about what was not judged."""
+    """Return lines of text about the rows and records that were not judged."""
     notes = []
     if count := sum(t.not_judged_rows for t in totals.values()):
         notes.append(f"{count} rows were not judged: their records are gone (log start, compaction)")

@@ -72,8 +72,8 @@ class TableAuditResult:
     """The result of an audit of a table.
 
     `table` describes the table and its version. `findings` lists at most `max_findings` runs of offsets per
-    partition; `finding_count` counts all offsets. `notes` are lines of text about what was not judged.
-    `difference` is None unless the audit is by key.
+    partition; `finding_count` counts all offsets. `notes` are lines of text about the rows and records that
+    were not judged. `difference` is None unless the audit is by key.
     """
 
     table: str

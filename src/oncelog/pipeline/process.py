@@ -136,8 +136,8 @@ class ChildProcess:
         except subprocess.TimeoutExpired:
             self.kill()
             self._process.wait()
-        # Without its driver, the JVM cleans up and exits. Wait for this, and kill what is left: the next run
-        # must not start before the JVM has exited.
+        # Without its driver, the JVM cleans up and exits. Wait for this, and kill the processes that remain:
+        # the next run must not start before the JVM has exited.
         self._wait_for_group()
         self.kill()
         self._wait_for_group()

@@ -25,7 +25,8 @@ except ImportError as error:
     raise MissingDependency(f"{error.name} is missing: pip install 'oncelog[schema-registry]'") from None
 
 Check = Callable[[Any, int], None]
-"""Raises an exception for a value that does not fit its schema. The number is the size of its JSON text."""
+"""(value, size of its JSON text in bytes) -> None. Raises an exception if the value does not fit its schema.
+"""
 
 
 class JsonSerializer(SchemaSerializer):

@@ -108,7 +108,7 @@ class Lookups:
         return running.result()
 
     async def wait_async(self, key: Hashable, look_up: Callable[[], T], about: About) -> T:
-        """Do the same without blocking the event loop. A cancellation ends only the wait."""
+        """Do the same as `wait`, without blocking the event loop. A cancellation ends only the wait."""
         running = self._start(key, look_up, about)
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
@@ -136,8 +136,8 @@ class Lookups:
             started = _Lookup[T]()
             context = copy_context()
             try:
-                # Thread.start waits for the thread. A signal handler that raises in this wait would leave it
-                # open whether the thread runs.
+                # Thread.start waits for the thread. If a signal handler raised in this wait, it would be
+                # unknown whether the thread runs.
                 start_new_thread(context.run, (self._run, key, look_up, started))
             except RuntimeError as error:
                 # The system refuses threads, or Python exits.

@@ -92,7 +92,7 @@ class SchemaSerializer(ABC):
         return self._writers.get(topic) is not None
 
     async def prepare(self, topic: str, data: Any = None) -> None:
-        """Ask the registry for what `serialize` needs, without blocking the event loop.
+        """Ask the registry for the schema and the id that `serialize` needs, without blocking the event loop.
 
         Raises SchemaRegistryError and SchemaDataError.
         """

@@ -228,7 +228,7 @@ class Connection(asyncio.BufferedProtocol):
             self._finish()
             return
         # A producer with acks=0 may close the connection as soon as the operating system has accepted its
-        # last request. Like Kafka, carry out what was received. See
+        # last request. Like Kafka, carry out the requests that were received. See
         # test_requests_without_a_response_are_handled_after_a_disconnect.
         self._responses.discard(but_last=self._responses.outlives_client)
         self._responses.transport = None

@@ -95,8 +95,8 @@ class RunningBroker:
     async def stop(self, *, keeps_data: bool = True) -> None:
         """Close all connections, then the log.
 
-        Closing the log writes its snapshots and the clean-shutdown marker, and syncs what was not synced yet.
-        Without `keeps_data`, the files are only closed, because the caller removes them.
+        Closing the log writes its snapshots and the clean-shutdown marker, and syncs the partitions that have
+        unsynced records. Without `keeps_data`, the files are only closed, because the caller removes them.
         """
         if self.metrics_server is not None:
             await self.metrics_server.stop()

@@ -30,7 +30,9 @@ SELECT c.relname::text, a.attname::text FROM pg_class c JOIN pg_attribute a ON a
 WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
   AND a.attnum > 0 AND NOT a.attisdropped ORDER BY 1, a.attnum
 """
-"""The tables of a schema and their columns. Partitions are left out, because their table has their rows."""
+"""The tables of a schema and their columns. The partitions of a partitioned table are left out, because the
+table itself returns their rows.
+"""
 
 _SCHEMAS = "SELECT nspname::text FROM pg_namespace WHERE starts_with(nspname::text, $1)"
 Row = Mapping[str, Any]

@@ -30,7 +30,8 @@ class MessageDecoder:
         self._deserializer = deserializer
 
     def shown(self, messages: Iterable[Message]) -> tuple[dict[Any, dict[str, Any]], OncelogError | None]:
-        """Return the forms of keys and values by partition and offset, and the error of the registry or None.
+        """Return, by partition and offset, how the page shows keys and values (`display.data_text`). Also
+        return the registry's error, or None.
 
         After an error that concerns more than one schema, the registry is not asked again for this page.
         """
@@ -56,7 +57,9 @@ class _Page:
         self.outage: OncelogError | None = None
 
     def shown(self, topic: str, data: bytes | None) -> dict[str, Any]:
-        """Return the form of a key or a value."""
+        """Return how the page shows a key or a value: the result of `data_text`, with the deserialized data
+        if possible.
+        """
         stored = data_text(data)
         if data is None or self._deserializer is None:
             return stored

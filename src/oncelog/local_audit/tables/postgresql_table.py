@@ -59,8 +59,8 @@ class Database(NamedTuple):
 def parse_database(url: str) -> Database:
     """Return the database of a JDBC URL. Raises ConfigError for a URL of another kind.
 
-    A URL that a special character in its password cuts into wrong parts is refused, and no part of it is
-    shown. Libpq would quote such a part, and `hidden` would not know it. Guard:
+    A special character in the password may divide the URL at the wrong place. Such a URL is refused, and no
+    part of it is shown: `hidden` could not mask a part of the password that libpq quotes. Guard:
     test_a_url_with_a_password_that_is_not_encoded_is_refused.
     """
     if not url.startswith(_PREFIX):
@@ -152,19 +152,19 @@ def _begin(connection: Any, cursor: Any, table: str) -> str | None:
     """Begin the transaction that reads a table. Return the table's name as SQL needs it; None if there is no
     such table.
     """
-    # PostgreSQL resolves the name: it knows the search path, and which letters are folded.
+    # Let PostgreSQL resolve the name: it knows the search path, and folds the case of unquoted names.
     cursor.execute("SELECT to_regclass($1)::text", (table,))
     ((name,),) = cursor.fetchall()
     cursor.execute("SELECT relkind::text FROM pg_class WHERE oid = to_regclass($1)", (table,))
     kinds = {kind for (kind,) in cursor.fetchall()}
     connection.rollback()
     cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-    # With this setting, a row-level security policy that hides rows is an error: without them, the audit
-    # would prove nothing. Guard: test_rows_that_a_policy_hides_are_an_error.
+    # With this setting, a row-level security policy that hides rows is an error. An audit without the hidden
+    # rows would prove nothing. Guard: test_rows_that_a_policy_hides_are_an_error.
     cursor.execute("SET row_security = off")
     if kinds & _LOCKABLE:
-        # The lock comes before the transaction's first query, which decides the state that it sees. A table
-        # that another transaction truncates and fills is empty in an older state. Guard:
+        # Lock the table before the transaction's first query, which takes the snapshot. If another
+        # transaction truncates and fills the table meanwhile, an older snapshot shows an empty table. Guard:
         # test_a_table_that_is_filled_again_meanwhile_is_not_empty.
         cursor.execute(f"LOCK TABLE {name} IN ACCESS SHARE MODE")
     return None if name is None else str(name)

@@ -74,8 +74,8 @@ def without_login(text: str) -> str:
 
 
 def kind_of_url(url: str) -> str:
-    """Return the beginning of a URL, which says its kind: `jdbc:oracle...`. The rest may have a login in any
-    notation.
+    """Return the beginning of a URL, which says its kind: `jdbc:oracle...`. The rest is left out, because it
+    may contain a login in any notation.
     """
     found = re.match("(?:jdbc:)?[^:/]*", url)
     return f"{found[0] if found else ''}..."
