@@ -36,7 +36,9 @@ BY = {
     "callbacks": "callbacks",
 }
 DEFAULT = "default"
-"""The name for each client's own default settings. Only `acks` and `enable.idempotence` are set."""
+"""The batch size for which each client keeps its own default settings, except `acks` and
+`enable.idempotence`.
+"""
 WITH_CALLBACKS = ("oncelog rows", BASE)
 """The clients that are also measured with a delivery callback for each record."""
 

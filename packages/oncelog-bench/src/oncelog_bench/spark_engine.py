@@ -22,7 +22,9 @@ CONNECTOR = "kafka connector"
 """The name of Spark's own connector in samples."""
 
 DISCARDING = "discarding sink"
-"""The name in samples of a sink in Python that writes nothing: what a task of such a sink costs at least."""
+"""The name in samples of a sink in Python that writes nothing. It shows the minimum cost of a task of any
+such sink.
+"""
 
 FORMATS = {CONNECTOR: "kafka", DISCARDING: "discarding"}
 """The data source format of a side. A side that is not in this map uses Oncelog's format."""

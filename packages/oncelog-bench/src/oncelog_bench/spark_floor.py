@@ -1,4 +1,4 @@
-"""A Spark sink in Python that discards its rows: what a task of any sink in Python costs at least."""
+"""A Spark sink in Python that discards its rows. It shows the minimum cost of any sink in Python."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Verdict(StrEnum):
 
 
 class Cell(NamedTuple):
-    """A verdict, and what was seen."""
+    """A verdict, and the observation that led to it."""
 
     verdict: Verdict
     seen: str
@@ -45,7 +45,7 @@ def yes_or_no(is_yes: bool, seen: str) -> Cell:
 
 
 def judge_default(recording: Recording) -> Cell:
-    """Decide whether the client numbers its batches with its default settings."""
+    """Decide whether the client's batches have sequence numbers with its default settings."""
     batches = recording.batches()
     if not batches:
         return Cell(Verdict.UNCLEAR, "no batch was sent")
@@ -85,7 +85,7 @@ def _max_in_flight(events: Sequence[WireEvent]) -> tuple[int, int]:
 
 
 def judge_lost_ack(recording: Recording) -> Cell:
-    """Decide whether a batch whose acknowledgement was lost is sent again under the same number."""
+    """Decide whether a batch whose acknowledgement was lost is sent again with the same sequence number."""
     lost = _batches_without_response(recording)
     if not lost:
         return Cell(Verdict.UNCLEAR, "no acknowledgement was lost")
@@ -104,7 +104,7 @@ def judge_lost_ack(recording: Recording) -> Cell:
 
 
 def _batches_without_response(recording: Recording) -> list[tuple[BatchSummary, int]]:
-    """Return batches whose acknowledgement a rule cut, each with the number of the cut."""
+    """Return the batches whose acknowledgement a rule cut, each with the number of the event of the cut."""
     requests = {(event.connection, event.correlation_id): event for event in recording.requests("Produce")}
     return [
         (batch, event.number)
@@ -129,7 +129,7 @@ def _forged(recording: Recording) -> bool:
 
 
 def _stored_fault(recording: Recording) -> str:
-    """Return what is wrong with the stored records; "" if each sent record is stored once, in order."""
+    """Return the first fault of the stored records as text; "" if each record is stored once, in order."""
     failed = {value: result for value, result in recording.results.items() if result != "ok"}
     if failed:
         value, result = next(iter(failed.items()))
@@ -138,7 +138,7 @@ def _stored_fault(recording: Recording) -> str:
 
 
 def _lost_or_doubled(recording: Recording) -> str:
-    """Return what is wrong with the acknowledged records in the topic; "" if nothing is."""
+    """Return the first fault of the acknowledged records in the topic as text; "" if there is none."""
     acknowledged = recording.acknowledged
     faults = {
         "stored twice": _doubled(recording.stored),
@@ -155,7 +155,7 @@ def _doubled(stored: Iterable[str]) -> list[str]:
 
 
 def judge_unknown_state(recording: Recording) -> Cell:
-    """Decide whether no later record gets the number of a batch that may be stored.
+    """Decide whether no later record gets the sequence number of a batch that may be stored.
 
     The acknowledgements of one batch are lost until the client gives it up. The batch is stored.
     """
@@ -271,7 +271,7 @@ def judge_group_metadata(recording: Recording) -> Cell:
 
 
 def judge_fenced(recording: Recording) -> Cell:
-    """Decide whether a fenced producer stays ended, and does not take the transactional id back."""
+    """Decide whether a fenced producer stays fenced, and does not take the transactional id back."""
     boundary = recording.note_number(FENCED)
     commit, again = recording.replies["commit"], recording.replies["again"]
     retaken = [event for event in recording.requests("InitProducerId") if event.number > boundary]

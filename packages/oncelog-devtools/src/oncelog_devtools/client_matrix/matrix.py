@@ -87,7 +87,7 @@ def _plain(text: str) -> str:
 
 
 def render(results: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]] = ()) -> str:
-    """Return the generated part of the page: the matrix, the versions, and what was seen of each client.
+    """Return the generated part of the page: the matrix, the versions, and the observations of each client.
 
     `others` are results on another broker, which are compared with those of the same client.
     """

@@ -25,13 +25,13 @@ MARKER_LIMIT_S = 3.0
 
 
 class NotOffered(Exception):
-    """The client does not offer what the scenario needs. The text is the client program's reason."""
+    """The client lacks a feature that the scenario needs. The text is the client program's reason."""
 
 
 class Conversation:
     """One scenario's client program, proxy and topic, and the replies so far.
 
-    `direct` is the broker's own address, for what the harness itself does: the proxy sees only the client.
+    `direct` is the broker's own address, for requests of the harness itself: the proxy sees only the client.
     """
 
     def __init__(self, program: ClientProgram, proxy: Proxy, direct: str, topic: str) -> None:
