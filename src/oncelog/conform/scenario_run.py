@@ -130,7 +130,9 @@ class WrittenRequests:
         self._pending: defaultdict[str, deque[_Pending]] = defaultdict(deque)
         """Name of a connection -> its requests without a response, in the order in which they were sent."""
         self._repeated: tuple[int, Any] | None = None
-        """Version and message of a `>>` step whose `<` step, with the response to wait for, has not run yet.
+        """Version and message of the last `>>` step until its `<` step has run, else None.
+
+        The message is sent again until the response that the `<` step expects has come.
         """
 
     def check_all_answered(self) -> None:

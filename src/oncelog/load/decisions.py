@@ -250,7 +250,7 @@ def _mismatch(checkpoint: FileCheckpoint, source: Source, how: str) -> str | Non
 
 
 def _parsing_mismatch(checkpoint: FileCheckpoint, source: Source, how: str) -> str | None:
-    """Return the reason why the load cannot continue with the parsing options of a file; None if it can.
+    """Return the reason why the load cannot continue with the file's present parsing options, or None.
 
     A changed delimiter matters only in a partly read file, because it can move the boundaries of records.
     Versions before 0.5.1 stored no delimiter.

@@ -148,7 +148,7 @@ class _TextReader:
         self._fill(_HEAD_BYTES)
         head = self._buffer[:_HEAD_BYTES]
         if head.startswith(_WIDE_MARKS):
-            # Refuse UTF-16: if it were split at the byte \n, each line would end in half a character.
+            # Refuse UTF-16 and UTF-32: splitting them at the byte \n would cut characters apart.
             raise MisuseError("it is UTF-16 or UTF-32 (by its byte order mark); convert it to UTF-8")
         is_whole = self._is_end and len(head) == len(self._buffer)
         self._rows: TextRows = text_rows(layout.format, head, is_whole, options)

@@ -313,8 +313,10 @@ class LocalLog:
 
         Recovery deletes snapshots above the log end. So before synced records are deleted, the log must be
         synced up to the offset of that snapshot. See
-        test_a_power_loss_after_deleting_segments_leaves_their_producers_known. This also applies to unsynced
-        segments if a snapshot at or below the recovery point has the producers of synced records. See
+        test_a_power_loss_after_deleting_segments_leaves_their_producers_known. Unsynced segments need no
+        sync, because a power loss takes their records, too. There is one exception. If synced segments were
+        deleted before them, only a snapshot at or below the recovery point has the producers of those
+        segments, and the new snapshot would replace it. See
         test_deleting_unsynced_segments_leaves_the_producers_of_synced_ones_known.
         """
         offset, point = self.producers.snapshot_from(dead[-1].end_offset), self.recovery_point

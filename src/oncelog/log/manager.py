@@ -454,8 +454,8 @@ class LogManager:
         self._deletion_count += 1
         for table in (self._recovery_points, self._log_starts, self._cleaned, self._indexed):
             self._is_forgetting |= table.pop(tp, None) is not None
-        # A removed index start does not set `_is_forgetting`. A recreated partition may inherit the old index
-        # start from the file, because all segments of a new partition have an index file.
+        # `_is_forgetting` is not set for an entry of INDEX_STARTS. If a new partition of this name finds the
+        # old entry in the file, nothing is lost: all its segments have a transaction index file.
         self._index_starts.pop(tp, None)
         self._contents.pop(tp, None)
         self._written_points.pop(tp, None)

@@ -188,9 +188,9 @@ def _begin_at_log_start(
     try:
         recovered.producers.snapshot_now(offset)
     except OSError:
-        # On a full disk, a later flush or the next stop writes a snapshot. After a kill before that, the
-        # producers are unknown, as on Apache Kafka. An older snapshot must not be loaded. See
-        # test_a_full_disk_opens_no_ended_transaction_again.
+        # The disk is full, so a later flush or the next stop will write the snapshot. If the broker is killed
+        # before that, the producers are unknown, as on Apache Kafka. Delete the older snapshots, because they
+        # must not be loaded. See test_a_full_disk_opens_no_ended_transaction_again.
         recovered.producers.snapshots.keep([])
     # The oldest segment is removed first, so that a crash here leaves the newest producer state. A power loss
     # could bring any unsynced part of the old segments back. Recovery would then take the gaps for losses and

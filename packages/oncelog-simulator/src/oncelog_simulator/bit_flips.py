@@ -42,7 +42,11 @@ class BitFlip(NamedTuple):
 def draw_bit_flip(
     rng: Random, logs: dict[TopicPartition, Partition], limits: dict[TopicPartition, int]
 ) -> BitFlip | None:
-    """Draw a bit of a batch that ends below its partition's limit. Return None if there is no such batch."""
+    """Draw a bit of a batch that ends below its partition's limit. Return None if there is no such batch.
+
+    `limits` has the offset of each partition below which damage must be noticed: the log end, or after a kill
+    the recovery point.
+    """
     batches = [
         (tp, header)
         for tp, partition in sorted(logs.items())

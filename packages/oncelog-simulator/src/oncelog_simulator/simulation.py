@@ -339,10 +339,8 @@ class Simulation:
         await asyncio.gather(*(apply_fault(self, fault) for fault in self.scenario.faults))
         self.world.note("fault", "no more faults")
         for host in self.world.hosts.values():
-            host.set_clock(
-                -host.wall_offset_ns // 1_000_000
-                # Correct the clock: the broker refuses records whose timestamps are more than an hour ahead.
-            )
+            # Correct the clock: the broker refuses records whose timestamps are more than an hour ahead.
+            host.set_clock(-host.wall_offset_ns // 1_000_000)
         await self._until(lambda: all(sender.is_done for sender in self.senders), "not all is sent")
         theirs = [application for workload in self.workloads for application in workload.applications]
         await self._until(

@@ -836,10 +836,11 @@ class ProducerCore:
         self._complete(batch, base_offset, log_time_ms, None)
 
     def _note_not_stored(self, queue: PartitionQueue, parent: ProducerBatch | None) -> None:
-        """Record that a split batch was not stored itself, because one of its children is stored.
+        """Record that a split batch, and its children that were not sent yet, are not stored.
 
-        The broker accepts either the batch itself or its children. Children are sent one by one. So children
-        that are not on the wire were never sent, and cannot be stored.
+        Called when one of its children is stored: the broker stores either the batch itself or its children.
+        A child inherits `may_be_stored` from the batch. It is sent only after the child before it was
+        acknowledged. So a remaining child that is not on the wire was never sent.
         """
         while parent is not None and parent.may_be_stored:
             parent.may_be_stored = False

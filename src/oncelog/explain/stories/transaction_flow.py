@@ -290,7 +290,7 @@ def _partitions(consumer: Consumer, topics: list[str]) -> Iterator[TopicPartitio
             for info in consumer.partitions_for(topic):
                 yield TopicPartition(topic, info.partition)
         except BrokerError:
-            continue  # __consumer_offsets exists only after the first offset commit
+            continue  # __consumer_offsets may not exist yet
 
 
 def _states_of(consumer: Consumer, name: str) -> tuple[set[int], list[tuple[TopicPartition, int, str, str]]]:

@@ -73,7 +73,7 @@ _ROWS: dict[int, tuple[str, str, str, str, str, str]] = {
     69: ("reset", "reset", "reset", "reset", "raise", "reset"),  # GROUP_ID_NOT_FOUND
     79: ("join", "join", "raise", "raise", "raise", "raise"),  # MEMBER_ID_REQUIRED
     82: ("end", "end", "end", "end", "raise", "end"),  # FENCED_INSTANCE_ID
-    # OffsetFetch is retried: a transaction is about to commit another offset, and the error ends with it.
+    # OffsetFetch is retried: a transaction is about to commit another offset. Its end ends the error.
     88: ("raise", "raise", "raise", "raise", "retry", "raise"),  # UNSTABLE_OFFSET_COMMIT
     110: ("raise", "raise", "raise", "reset", "raise", "reset"),  # FENCED_MEMBER_EPOCH
     # Retry, because the member has an old epoch, and its next heartbeat brings the current one.

@@ -118,11 +118,11 @@ class Proxy:
         return self._core.book.remove(number)
 
     def lose_ack(self, topic: str | None = None, *, nth: int = 1, count: int = 1) -> int:
-        """Let the broker store batches, but lose their acknowledgements with the connection."""
+        """Let the broker store batches, but cut the connection before their acknowledgements pass."""
         return self._fault(Action.CUT, topic, nth, count, direction=Direction.RESPONSE)
 
     def lose_request(self, topic: str | None = None, *, nth: int = 1, count: int = 1) -> int:
-        """Lose Produce requests with the connection, before the broker gets them."""
+        """Cut the connection at Produce requests, before the broker gets them."""
         return self._fault(Action.CUT, topic, nth, count, direction=Direction.REQUEST)
 
     def repeat_request(self, topic: str | None = None, *, nth: int = 1, count: int = 1) -> int:
@@ -142,7 +142,7 @@ class Proxy:
         return self._fault(Action.FAIL, topic, nth, count, error=error)
 
     def lose_commit_ack(self, *, nth: int = 1, count: int = 1) -> int:
-        """Let the broker end transactions, but lose its responses with the connection, also for aborts."""
+        """Let the broker commit or abort transactions, but cut the connection before its responses pass."""
         rule = Rule(action=Action.CUT, api="EndTxn", direction=Direction.RESPONSE, nth=nth, count=count)
         return self.add(rule)
 

@@ -167,7 +167,7 @@ def error_code_of(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RuleState:
-    """A rule of a proxy: its number, from 0, and how many messages it has matched and has been applied to."""
+    """A rule of a proxy: its number, from 0, and how many messages it matched and was applied to."""
 
     number: int
     rule: Rule
