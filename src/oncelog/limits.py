@@ -68,10 +68,6 @@ class Limits:
     """
     snapshot_step_shards: int = 256
     """One step of a snapshot writes the producer ids, or the entry sizes, of this many shards."""
-    snapshot_vector_entries: int = 16
-    """A snapshot encodes the entries of a shard as columns if it has at least this many, and otherwise one by
-    one.
-    """
     producer_id_block: int = 1000
     """Number of producer ids that are reserved on disk at a time."""
     first_producer_epoch: int = 0

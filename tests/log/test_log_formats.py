@@ -115,7 +115,7 @@ def test_every_damaged_byte_is_noticed(which: int) -> None:
 
 @pytest.mark.behaviour("I19", "I20")
 def test_many_producers_of_every_kind() -> None:
-    """Large snapshots are encoded by columns. The bytes must equal those of an encoding entry by entry."""
+    """Plain entries are encoded without a ProducerEntry. The result must be the same as for the others."""
     expected = {}
     for pid in range(4000):
         batches = tuple(RememberedBatch(pid + n, pid * 9 + n, n, 10**12 + n) for n in range(pid % 6))

@@ -24,7 +24,6 @@ from oncelog.rules.idempotence.append import (
 )
 from oncelog.rules.idempotence.producer_state import (
     PLAIN,
-    PLAIN_BYTES,
     ProducerTable,
     append_time_ms,
     has_open_transaction,
@@ -35,6 +34,7 @@ from oncelog.rules.idempotence.producer_state import (
 )
 from oncelog.types import Origin
 
+_PLAIN_BYTES = 43
 INT64 = st.integers(-(2**63), 2**63 - 1)
 OFFSETS = st.integers(0, 2**63 - 1) | st.integers(0, 1000)
 TIMES = INT64 | st.integers(0, 10**13)
@@ -68,8 +68,8 @@ def test_packing_keeps_the_first_and_no_sequence_of_batches_that_lie_far_apart()
 def test_a_plain_entry_has_its_newest_batch_in_its_first_bytes() -> None:
     entry = _entry(3)
     packed, newest = pack_entry(entry), pack_entry(entry._replace(batches=entry.batches[-1:]))
-    assert (packed[0], len(newest), len(packed)) == (PLAIN, PLAIN_BYTES, PLAIN_BYTES + 4 * 16)
-    assert packed[:PLAIN_BYTES] == newest
+    assert (packed[0], len(newest), len(packed)) == (PLAIN, _PLAIN_BYTES, _PLAIN_BYTES + 4 * 16)
+    assert packed[:_PLAIN_BYTES] == newest
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_batches_that_lie_close_together_are_packed_tightly(
     entry = ProducerEntry(0, None, 9, 9, None, known)
     packed = pack_entry(entry)
     assert unpack_entry(packed) == entry
-    assert (packed[0] == PLAIN, len(packed)) == (is_tight, PLAIN_BYTES + 16 if is_tight else 19 + 2 * 24)
+    assert (packed[0] == PLAIN, len(packed)) == (is_tight, _PLAIN_BYTES + 16 if is_tight else 19 + 2 * 24)
 
 
 @pytest.mark.parametrize("first_offset", [None, 0, 7])

@@ -31,7 +31,6 @@ def small_limits() -> st.SearchStrategy[Limits]:
         expire_step_producers=few,
         snapshot_every_bytes=st.sampled_from((1, 300, 5_000)),
         snapshot_step_shards=few,
-        snapshot_vector_entries=st.integers(1, 5),
         producer_id_block=few,
         first_producer_epoch=st.sampled_from((0, 32_764, 32_766)),
         coordinator_roll_bytes=st.sampled_from((1, 500, 2_000)),

@@ -21,14 +21,16 @@ ProducerStateManager and ProducerSnapshot.json; behaviours I17 and I20 (docs/beh
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import crc32c
-import numpy as np
 
 from oncelog.errors import StorageError
 from oncelog.limits import DEFAULT_LIMITS, Limits
@@ -38,7 +40,6 @@ from oncelog.log.segment import file_name, is_stem
 from oncelog.rules.idempotence.append import ProducerEntry, RememberedBatch
 from oncelog.rules.idempotence.producer_state import (
     PLAIN,
-    PLAIN_BYTES,
     ProducerImage,
     pack_entry,
     unpack_entry,
@@ -53,34 +54,10 @@ _VERSION = 1
 # The suffix of a file that is being written. Recovery removes files with this suffix.
 _UNFINISHED = ".tmp"
 
-# The fields of a packed entry whose first byte is PLAIN, at fixed positions. NumPy converts such entries
-# column by column, in a tenth of the time.
-_PLAIN_ROW = np.dtype(
-    [
-        ("flags", "u1"),
-        ("epoch", "<i2"),
-        ("last_timestamp_ms", "<i8"),
-        ("last_append_ms", "<i8"),
-        ("last_offset", "<i8"),
-        ("offset_delta", "<u4"),
-        ("back", "<u4"),
-        ("late", "<i4"),
-        ("last_sequence", "<i4"),
-    ]
-)
-_SNAPSHOT_ROW = np.dtype(
-    [
-        ("producer_id", ">i8"),
-        ("epoch", ">i2"),
-        ("last_sequence", ">i4"),
-        ("last_offset", ">i8"),
-        ("offset_delta", ">i4"),
-        ("last_timestamp_ms", ">i8"),
-        ("coordinator_epoch", ">i4"),
-        ("txn_first_offset", ">i8"),
-    ]
-)
-_SHARED_FIELDS = ("epoch", "last_sequence", "last_offset", "offset_delta", "last_timestamp_ms")
+# The fields of a packed entry whose first byte is PLAIN: epoch, last_timestamp_ms, last_offset, offset_delta
+# and last_sequence. They are converted without a ProducerEntry, in a tenth of the time. The delta is read as
+# a signed number, because the snapshot stores it as one.
+_PLAIN_ENTRY = struct.Struct("<xhq8xqi8xi")
 
 Producers = list[tuple[int, ProducerEntry]]
 PackedProducers = dict[int, bytes]
@@ -99,22 +76,15 @@ class Snapshot(NamedTuple):
     is_damaged: bool = False
 
 
-def _encode_part(part: Mapping[int, bytes], vector_entries: int) -> bytes:
-    if len(part) < vector_entries:
-        return b"".join([_encode_entry(pid, unpack_entry(packed)) for pid, packed in part.items()])
-    plain = {producer_id: packed for producer_id, packed in part.items() if packed[0] == PLAIN}
-    rows = np.frombuffer(b"".join([packed[:PLAIN_BYTES] for packed in plain.values()]), _PLAIN_ROW)
-    encoded = np.empty(len(plain), _SNAPSHOT_ROW)
-    encoded["producer_id"] = np.fromiter(plain, np.int64, len(plain))
-    encoded["coordinator_epoch"] = encoded["txn_first_offset"] = -1
-    for name in _SHARED_FIELDS:
-        encoded[name] = rows[name]
-    others = [
-        _encode_entry(producer_id, unpack_entry(packed))
-        for producer_id, packed in part.items()
-        if packed[0] != PLAIN
-    ]
-    return b"".join([encoded.tobytes(), *others])
+def _encode_part(part: Mapping[int, bytes]) -> bytes:
+    encoded, unpack, pack = [], _PLAIN_ENTRY.unpack_from, _ENTRY.pack
+    for producer_id, packed in part.items():
+        if packed[0] == PLAIN:
+            epoch, timestamp_ms, offset, delta, sequence = unpack(packed)
+            encoded.append(pack(producer_id, epoch, sequence, offset, delta, timestamp_ms, -1, -1))
+        else:
+            encoded.append(_encode_entry(producer_id, unpack_entry(packed)))
+    return b"".join(encoded)
 
 
 def _encode_entry(producer_id: int, entry: ProducerEntry) -> bytes:
@@ -194,13 +164,19 @@ def decode_full(data: bytes, snapshot_crc: int) -> PackedProducers:
     start = _FULL_HEAD.size + 10 * count
     if count < 0 or len(body) < start:
         raise StorageError(f"the file says {count} producers but has {len(body)} bytes")
-    ids = np.frombuffer(body, ">i8", count, _FULL_HEAD.size).tolist()
-    lengths = np.frombuffer(body, ">u2", count, _FULL_HEAD.size + 8 * count).astype(np.int64)
-    ends = (start + np.cumsum(lengths)).tolist()
-    if (ends[-1] if ends else start) != len(body):
+    lengths_position = _FULL_HEAD.size + 8 * count
+    ids = _big_endian(array("q", body[_FULL_HEAD.size : lengths_position]))
+    ends = list(accumulate(_big_endian(array("H", body[lengths_position:start])), initial=start))
+    if ends[-1] != len(body):
         raise StorageError("the entries do not fill the file")
-    entries = [body[first:end] for first, end in zip([start, *ends], ends, strict=False)]
-    return dict(zip(ids, entries, strict=True))
+    return dict(zip(ids, [body[first:end] for first, end in pairwise(ends)], strict=True))
+
+
+def _big_endian(numbers: array[int]) -> array[int]:
+    """Convert between the machine's byte order and that of the file."""
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers
 
 
 def crc_of(data: bytes) -> int:
@@ -251,9 +227,9 @@ def _write_files(
     lengths: list[bytes] = []
     snapshot.write(_COUNT.pack(image.entry_count))
     for part in image.parts():
-        snapshot.write(_encode_part(part, limits.snapshot_vector_entries))
-        ids.append(np.fromiter(part, ">i8", len(part)).tobytes())
-        lengths.append(np.fromiter(map(len, part.values()), ">u2", len(part)).tobytes())
+        snapshot.write(_encode_part(part))
+        ids.append(_big_endian(array("q", list(part))).tobytes())
+        lengths.append(_big_endian(array("H", [len(packed) for packed in part.values()])).tobytes())
         yield None
     full.write(_FULL_HEAD.pack(snapshot.crc, image.entry_count))
     for columns in (ids, lengths):

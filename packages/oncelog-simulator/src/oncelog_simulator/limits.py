@@ -59,7 +59,6 @@ _SMALL_LIMITS: dict[str, tuple[int, ...]] = {
     "expire_step_producers": (1, 2),
     "snapshot_every_bytes": (1, 500, 5_000),
     "snapshot_step_shards": (1, 2),
-    "snapshot_vector_entries": (1, 2),
     "producer_id_block": (1, 3),
     "first_producer_epoch": (32_760, 32_765, 32_766),
     "coordinator_roll_bytes": (1, 300),

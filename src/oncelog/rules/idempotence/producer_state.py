@@ -33,10 +33,9 @@ PLAIN = _TIGHT
 """First byte of a plain packed entry: it has an epoch, is TIGHT, and has neither a coordinator epoch nor an
 open transaction.
 
-In the first PLAIN_BYTES bytes, the head, the newest offset and the newest batch are at fixed positions, so
-that NumPy can read many entries at once.
+The head, the newest offset and the newest batch are at fixed positions, so that a snapshot can read them at
+once.
 """
-PLAIN_BYTES = 43
 _HEAD = struct.Struct("<Bhqq")
 _APPEND_TIME = struct.Struct("<q")
 _APPEND_TIME_POSITION = 11
