@@ -16,7 +16,15 @@ from support.row_loops import c_module
 
 from oncelog.limits import Limits
 from oncelog.log import scan, segment
-from oncelog.log.scan import HEADER_BYTES, find_headers, scan_whole, whole_batches
+from oncelog.log.scan import (
+    HEADER_BYTES,
+    count_plausible,
+    find_headers,
+    headers_to_replay,
+    index_headers,
+    scan_whole,
+    whole_batches,
+)
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import Origin
 from oncelog.wire.header import HEADER, iter_batches
@@ -76,6 +84,114 @@ def test_headers_are_found_alike_in_both_languages(
         found = find_headers(data, start, limit, max_count)
         assert c_module("oncelog.log._scan").find_headers(data, start, limit, max_count) == found
     assert c_module("oncelog.log._scan").find_headers(data, position, 1 << 40, 1 << 40)[1] >= position
+
+
+FIELDS = {"base_offset": 0, "batch_length": 1, "leader_epoch": 2, "magic": 3, "attributes": 5, "delta": 6,
+          "max_timestamp_ms": 8, "producer_id": 9, "producer_epoch": 10, "records_count": 12}  # fmt: skip
+INT64 = st.sampled_from([0, 1, 5, -1, -(2**63), 2**62, 2**63 - 2, 2**63 - 1])
+INT32 = st.sampled_from([0, 1, -1, -(2**31), 2**31 - 1])
+EXTREMES = {
+    **dict.fromkeys(["base_offset", "max_timestamp_ms", "producer_id"], INT64),
+    **dict.fromkeys(["batch_length", "leader_epoch", "delta", "records_count"], INT32),
+    **dict.fromkeys(["attributes"], st.sampled_from([0, 0x10, 0x20, 0x30, 7, -1, -(2**15)])),
+    **dict.fromkeys(["producer_epoch"], st.sampled_from([0, -1, 2**15 - 1, -(2**15)])),
+    **dict.fromkeys(["magic"], st.sampled_from([2, 1, -1, 127])),
+}
+CHANGES = st.lists(
+    st.sampled_from(sorted(EXTREMES)).flatmap(
+        lambda name: st.tuples(st.integers(0, 100), st.just(FIELDS[name]), EXTREMES[name])
+    ),
+    max_size=3,
+)
+"""Fields that get extreme values: the number of the header, the number of the field, and the value."""
+BASES = st.sampled_from([0, 0, 3, 2**62, 2**63 - 2**31, 2**63 - 1])
+
+
+def headers_of(batches: list[Batch], changes: list[tuple[int, int, int]], base_offset: int) -> bytes:
+    """Return the headers of a log that begins at `base_offset`, with these changes."""
+    data = bytes(log_of(batches))
+    rows = [list(HEADER.unpack_from(data, position)) for position, _ in iter_batches(data)]
+    for row in rows:
+        row[0] = min(row[0] + base_offset, 2**63 - 1)
+    for number, field, value in changes:
+        if rows:
+            rows[number % len(rows)][field] = value
+    return b"".join(HEADER.pack(*row) for row in rows)
+
+
+@given(BATCHES, CHANGES, BASES, BASES)
+def test_plausible_headers_are_counted_alike_in_both_languages(
+    batches: list[Batch], changes: list[tuple[int, int, int]], first_offset: int, base_offset: int
+) -> None:
+    headers = headers_of(batches, changes, first_offset)
+    count, size = count_plausible(headers, base_offset)
+    assert c_module("oncelog.log._scan").count_plausible(headers, base_offset) == (count, size)
+    assert 0 <= count * HEADER_BYTES <= len(headers)
+    for position in range(0, count * HEADER_BYTES, HEADER_BYTES):
+        fields = HEADER.unpack_from(headers, position)
+        assert fields[3] == 2 and fields[6] >= 0 and 0 <= fields[0] - base_offset < 2**31
+
+
+@given(
+    BATCHES,
+    CHANGES,
+    BASES,
+    st.sampled_from([-1, 0, 3, 1 << 40, 2**63 - 2]),
+    st.tuples(st.integers(0, 1 << 40), st.sampled_from([-2, 0, 0, 5]), st.integers(0, 999), INT64, INT64),
+    st.sampled_from([0, 100, 400, 2**31 - 1]),
+)
+def test_headers_are_indexed_alike_in_both_languages(
+    batches: list[Batch],
+    changes: list[tuple[int, int, int]],
+    base_offset: int,
+    max_offset: int,
+    state: tuple[int, int, int, int, int],
+    interval_bytes: int,
+) -> None:
+    headers = headers_of(batches, changes, base_offset)
+    state = (state[0], base_offset + max(state[1], -base_offset), *state[2:])
+    if state[1] >= 2**63 or abs(state[4] - base_offset) >= 2**63:
+        return
+    how = headers, state, base_offset, max_offset, interval_bytes
+    assert c_module("oncelog.log._scan").index_headers(*how) == index_headers(*how)
+
+
+@given(BATCHES, CHANGES, BASES, st.integers(0, 1 << 40), INT64, INT64)
+def test_headers_are_replayed_alike_in_both_languages(
+    batches: list[Batch],
+    changes: list[tuple[int, int, int]],
+    base_offset: int,
+    position: int,
+    start: int,
+    end: int,
+) -> None:
+    headers = headers_of(batches, changes, base_offset)
+    in_python = headers_to_replay(headers, position, start, end)
+    in_c = c_module("oncelog.log._scan").headers_to_replay(headers, position, start, end)
+    assert in_c == in_python
+    assert list(in_c[2]) == list(in_python[2]), "the order of producers is that of their first batches"
+
+
+def test_the_loops_in_c_refuse_arguments_of_more_than_64_bits() -> None:
+    module = c_module("oncelog.log._scan")
+    for call in (
+        lambda: module.count_plausible(b"", 2**63),
+        lambda: module.index_headers(b"", (0, 0, 0, 0, 2**63), 0, 0, 0),
+        lambda: module.headers_to_replay(b"", 0, 0, 2**63),
+    ):
+        with pytest.raises(OverflowError):
+            call()
+    assert module.index_headers(bytes(60), (1, 2, 3, 4, 5), 0, 0, 0) == (
+        (1, 2, 3, 4, 5),
+        False,
+        2,
+        [],
+        [],
+        [],
+        [],
+    )
+    with pytest.raises(TypeError):
+        module.index_headers(b"", (0, 0), 0, 0, 0)
 
 
 def test_the_loops_in_c_pass_an_error_of_the_checksum_on() -> None:

@@ -5,19 +5,23 @@ Oncelog up to 0.4.1 lost these entries if compaction's map of keys became full i
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
-
-import numpy as np
 
 from oncelog.errors import BrokerError
 from oncelog.log.index import AbortedTransaction
 from oncelog.log.producers import end_marker
-from oncelog.log.scan import HEADERS, HeaderBlock
+from oncelog.log.scan import HeaderBlock
 from oncelog.log.segment import Segment
 from oncelog.rules.storage.compaction import Aborted, UnindexedAborts
 from oncelog.wire.batch import HEADER_BYTES, read_header
 from oncelog.wire.header import CONTROL_BIT, LOG_OVERHEAD_BYTES, TRANSACTIONAL_BIT, verify_crc
+
+# The fields of a header that are needed, and the position of the byte with the bits of both kinds of batches.
+_FIELDS = struct.Struct(">qi9xh20xq10x")
+_BITS_POSITION = 22
+_UNMARKED = bytes(value for value in range(256) if not value & (CONTROL_BIT | TRANSACTIONAL_BIT))
 
 
 class Restored(NamedTuple):
@@ -65,22 +69,20 @@ def _missing(segment: Segment, aborts: UnindexedAborts) -> Iterator[Aborted]:
 
 
 def _missing_in_block(segment: Segment, block: HeaderBlock, aborts: UnindexedAborts) -> Iterator[Aborted]:
-    rows = np.frombuffer(block.headers, HEADERS)
-    marked = np.flatnonzero(rows["attributes"] & (CONTROL_BIT | TRANSACTIONAL_BIT))
-    if not len(marked):
-        return
-    sizes = rows["batch_length"].astype(np.int64) + LOG_OVERHEAD_BYTES
-    positions = block.position + np.cumsum(sizes) - sizes
-    is_control = (rows["attributes"][marked] & CONTROL_BIT).tolist()
-    producer_ids, base_offsets = (rows[name][marked].tolist() for name in ("producer_id", "base_offset"))
-    for index, number in enumerate(marked.tolist()):
-        if not is_control[index]:
-            aborts.data(producer_ids[index], base_offsets[index])
+    if not block.headers[_BITS_POSITION::HEADER_BYTES].translate(None, _UNMARKED):
+        return  # quickly, because most blocks have neither a transactional batch nor a marker
+    end = block.position
+    numbered = enumerate(_FIELDS.iter_unpack(block.headers))
+    for number, (base_offset, length, attributes, producer_id) in numbered:
+        begin, end = end, end + length + LOG_OVERHEAD_BYTES
+        if not attributes & CONTROL_BIT:
+            if attributes & TRANSACTIONAL_BIT:
+                aborts.data(producer_id, base_offset)
             continue
         header = read_header(block.headers, number * HEADER_BYTES)
         if header.producer_id is None:
             continue
-        batch = segment.file.pread(header.size_bytes, int(positions[number]))
+        batch = segment.file.pread(header.size_bytes, begin)
         try:
             # A flipped bit may turn a COMMIT marker into an ABORT marker. An index entry for it would hide
             # committed records, so only a marker with a valid checksum counts. See

@@ -7,15 +7,14 @@ markers. Source: Kafka's ProducerStateManager.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-
-import numpy as np
 
 from oncelog.errors import CorruptMessage, InvalidRecord
 from oncelog.log.background import BackgroundQueue, BackgroundTask, BlockingCall, run
 from oncelog.log.index import AbortedTransaction
+from oncelog.log.scan import NumberedBatch
 from oncelog.log.snapshot import Snapshot, Snapshots, around
 from oncelog.rules.idempotence.append import (
     REMEMBERED_BATCHES,
@@ -271,19 +270,23 @@ class PartitionProducers:
         self.remember(header.producer_id, verdict.entry)
         return None
 
-    def replay_plain(self, rows: np.ndarray, now_ms: int, is_whole: Callable[[int], bool]) -> None:
-        """Update the producers from stored non-transactional batches, which are given as rows of
-        `scan.HEADERS`.
+    def replay_plain(
+        self,
+        headers: bytes,
+        batches: Mapping[int, Sequence[NumberedBatch]],
+        now_ms: int,
+        is_whole: Callable[[NumberedBatch], bool],
+    ) -> None:
+        """Update the producers from stored non-transactional batches, which are given for each producer id.
 
-        Only the newest five batches of each producer are applied, because the table remembers no more.
-        `is_whole` gets the index of a row, and returns True if the checksum of that batch is valid.
+        `batches` refers to `headers`. Only the newest five batches of each producer are applied, because the
+        table remembers no more. `is_whole` returns True if the checksum of a batch is valid.
         """
-        numbered = np.flatnonzero((rows["producer_id"] >= 0) & (rows["producer_epoch"] >= 0))
-        headers, empty = rows.tobytes(), memoryview(b"")
-        for indexes in _by_producer(numbered, rows["producer_id"][numbered]):
-            whole = list(islice(filter(is_whole, map(int, indexes[::-1])), REMEMBERED_BATCHES))
-            for index in reversed(whole):
-                self.replay(read_header(headers, index * HEADER_BYTES), empty, now_ms)
+        empty = memoryview(b"")
+        for numbered in batches.values():
+            whole = list(islice(filter(is_whole, reversed(numbered)), REMEMBERED_BATCHES))
+            for number, _ in reversed(whole):
+                self.replay(read_header(headers, number * HEADER_BYTES), empty, now_ms)
 
     @property
     def open_first_offset(self) -> int | None:
@@ -380,11 +383,3 @@ class PartitionProducers:
         if self._writing is not None:
             self._background.discard(self._writing)
             self._writing = self._requested = None
-
-
-def _by_producer(indexes: np.ndarray, producer_ids: np.ndarray) -> list[np.ndarray]:
-    """Return the ascending `indexes` of each producer id, in the order in which the ids first occur."""
-    order = np.argsort(producer_ids, kind="stable")
-    ordered = producer_ids[order]
-    groups = np.split(indexes[order], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1)
-    return sorted(groups, key=lambda group: int(group[0])) if len(indexes) else []

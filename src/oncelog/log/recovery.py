@@ -14,9 +14,8 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
-
-import numpy as np
 
 from oncelog.config import INT64_MAX
 from oncelog.errors import BrokerError, CorruptMessage, StorageError
@@ -25,7 +24,7 @@ from oncelog.log.config import LogConfig
 from oncelog.log.contents import PartitionContents
 from oncelog.log.disk import Disk, remove_if_exists
 from oncelog.log.producers import PartitionProducers
-from oncelog.log.scan import HEADERS, BadBatch, HeaderBlock, scan
+from oncelog.log.scan import BASE_AND_LENGTH, BadBatch, HeaderBlock, NumberedBatch, replayed_headers, scan
 from oncelog.log.segment import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -39,7 +38,7 @@ from oncelog.log.segment import (
 from oncelog.log.segment_swap import finish_swaps
 from oncelog.log.segments import SegmentList
 from oncelog.log.snapshot import Snapshots
-from oncelog.wire.header import CONTROL_BIT, LOG_OVERHEAD_BYTES, TRANSACTIONAL_BIT, verify_crc
+from oncelog.wire.header import HEADER_BYTES, LOG_OVERHEAD_BYTES, verify_crc
 
 _LEFTOVERS = (".deleted", ".cleaned", ".tmp")
 # The name that PartitionDisk.drop gives to a log file. Apache Kafka's deleted files end in ".log.deleted",
@@ -528,37 +527,32 @@ def _replay(
 def _replay_block(
     recovered: Recovered, segment: Segment, block: HeaderBlock, start: int, end: int, now_ms: int
 ) -> None:
-    rows = np.frombuffer(block.headers, HEADERS)
-    ends = block.position + np.cumsum(rows["batch_length"].astype(np.int64) + LOG_OVERHEAD_BYTES)
-    last_offsets = rows["base_offset"] + rows["last_offset_delta"]
-    is_new = (last_offsets >= start) & (last_offsets < end)
-    rows, ends = rows[is_new], ends[is_new]
-    for epoch in np.unique(rows["leader_epoch"]).tolist():
-        _note_epoch(
-            recovered.leader_epochs, epoch, int(rows["base_offset"][rows["leader_epoch"] == epoch][0])
-        )
-    if (rows["attributes"] & (CONTROL_BIT | TRANSACTIONAL_BIT)).any():
+    replayed = replayed_headers(block, start, end)
+    for epoch, offset in sorted(replayed.leader_epochs.items()):
+        _note_epoch(recovered.leader_epochs, epoch, offset)
+    if replayed.has_transactions:
         _replay_batches(recovered, segment, block, start, end, now_ms)
     else:
         recovered.producers.replay_plain(
-            rows, now_ms, lambda index: _is_whole(segment, rows[index], int(ends[index]))
+            block.headers, replayed.batches, now_ms, partial(_is_whole, segment, block.headers)
         )
 
 
-def _is_whole(segment: Segment, row: np.void, end: int) -> bool:
-    """Return True if the checksum of the batch that ends at position `end` is valid. Otherwise add the batch
-    to `segment.damaged`.
+def _is_whole(segment: Segment, headers: bytes, batch: NumberedBatch) -> bool:
+    """Return True if the checksum of a batch is valid. Otherwise add the batch to `segment.damaged`.
 
     If a damaged header were used, the broker could reject a producer's next batch or treat it as a duplicate.
     See test_a_damaged_header_gives_no_state_of_producers. Batches that `rebuild` has verified are not read
     again.
     """
-    if segment.transactions_from is not None and row["base_offset"] >= segment.transactions_from:
+    number, position = batch
+    base_offset, length = BASE_AND_LENGTH.unpack_from(headers, number * HEADER_BYTES)
+    if segment.transactions_from is not None and base_offset >= segment.transactions_from:
         return True
-    size = int(row["batch_length"]) + LOG_OVERHEAD_BYTES
-    if verify_crc(segment.file.pread(size, end - size), 0, size):
+    size = length + LOG_OVERHEAD_BYTES
+    if verify_crc(segment.file.pread(size, position), 0, size):
         return True
-    segment.damaged.setdefault(end - size, end)
+    segment.damaged.setdefault(position, position + size)
     return False
 
 

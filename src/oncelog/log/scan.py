@@ -6,13 +6,20 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
-import numpy as np
 from crc32c import crc32c
 
+from oncelog.config import INT64_MAX
 from oncelog.errors import BrokerError
 from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.wire.batch import HEADER_BYTES, BatchHeader, read_header, verify_crc
-from oncelog.wire.header import CRC_POSITION, CRC_START, LOG_OVERHEAD_BYTES, MAGIC
+from oncelog.wire.header import (
+    CONTROL_BIT,
+    CRC_POSITION,
+    CRC_START,
+    LOG_OVERHEAD_BYTES,
+    MAGIC,
+    TRANSACTIONAL_BIT,
+)
 from oncelog.wire.primitives import Buffer
 
 try:
@@ -24,26 +31,13 @@ except ImportError:  # the C module was not compiled, or was compiled for anothe
 # chunk would be records, which it does not need.
 _LARGE_BYTES = 1 << 13
 
-HEADERS = np.dtype(
-    [
-        ("base_offset", ">i8"),
-        ("batch_length", ">i4"),
-        ("leader_epoch", ">i4"),
-        ("magic", "i1"),
-        ("crc", ">u4"),
-        ("attributes", ">i2"),
-        ("last_offset_delta", ">i4"),
-        ("base_timestamp_ms", ">i8"),
-        ("max_timestamp_ms", ">i8"),
-        ("producer_id", ">i8"),
-        ("producer_epoch", ">i2"),
-        ("base_sequence", ">i4"),
-        ("records_count", ">i4"),
-    ]
-)
-"""The NumPy row type of a batch header."""
 _LENGTH, _LENGTH_POSITION = struct.Struct(">i"), 8
 BASE_AND_LENGTH = struct.Struct(">qi")
+# The fields of a header that the functions over many headers need.
+_PLAUSIBLE = struct.Struct(">qi4xb6xi34x")
+_TIMESTAMP = struct.Struct(">35xq18x")
+_INDEXED = struct.Struct(">qi11xi8xq14xi")
+_REPLAYED = struct.Struct(">qii5xhi16xqh8x")
 _CRC = struct.Struct(">I")
 _MAGIC, _MAGIC_POSITION = bytes([MAGIC]), 16
 _MAX_OFFSETS = 1 << 31
@@ -233,6 +227,12 @@ class HeaderBlock(NamedTuple):
     headers: bytes
 
 
+def latest_batch(block: HeaderBlock) -> BatchHeader:
+    """Return the header with the largest maximum timestamp, the first one if there are several."""
+    times = [timestamp_ms for (timestamp_ms,) in _TIMESTAMP.iter_unpack(block.headers)]
+    return read_header(block.headers, times.index(max(times)) * HEADER_BYTES)
+
+
 class Damage(NamedTuple):
     """Damaged bytes from `position` to below `end`, where the log continues."""
 
@@ -248,17 +248,17 @@ def scan_headers_past_damage(
     Checksums are verified only next to damage. If the length in a batch's header is wrong, the `Damage` may
     begin with that batch, although the preceding `HeaderBlock` contains its header.
     """
+    plausible = count_plausible if _c is None else _c.count_plausible
     reached = base_offset
     while position < end:
         last: int | None = None  # the position of the last plausible batch
         for block in scan_headers(file, position, end, limits):
-            rows = _believed(block, base_offset)
-            if len(rows):
-                sizes = rows["batch_length"].astype(np.int64) + LOG_OVERHEAD_BYTES
-                position = block.position + int(sizes.sum())
-                last = position - int(sizes[-1])
-                reached = int(rows["base_offset"][-1]) + int(rows["last_offset_delta"][-1]) + 1
-                yield HeaderBlock(block.position, position, block.headers[: len(rows) * HEADER_BYTES])
+            count, size_bytes = plausible(block.headers, base_offset)
+            if count:
+                header = read_header(block.headers, (count - 1) * HEADER_BYTES)
+                position = block.position + size_bytes
+                last, reached = position - header.size_bytes, header.last_offset + 1
+                yield HeaderBlock(block.position, position, block.headers[: count * HEADER_BYTES])
             if position != block.end:
                 break
         if position >= end:
@@ -271,17 +271,20 @@ def scan_headers_past_damage(
         yield Damage(begin, position)
 
 
-def _believed(block: HeaderBlock, base_offset: int) -> np.ndarray:
-    """Return the headers of a block, as rows, up to the first header that cannot belong to the segment.
+def count_plausible(headers: bytes, base_offset: int) -> tuple[int, int]:
+    """Return the number of headers before the first one that cannot belong to the segment, and the size of
+    their batches.
 
-    Decreasing offsets are accepted. No checksum covers a base offset, so a wrong one must not hide all later
-    batches.
+    `base_offset` is that of the segment. Decreasing offsets are accepted. No checksum covers a base offset,
+    so a wrong one must not hide all later batches.
     """
-    rows = np.frombuffer(block.headers, HEADERS)
-    distances = rows["base_offset"].astype(np.int64) - base_offset
-    is_right = (rows["magic"] == MAGIC) & (rows["last_offset_delta"] >= 0)
-    is_right &= (distances >= 0) & (distances < _MAX_OFFSETS)
-    return rows if is_right.all() else rows[: int(is_right.argmin())]
+    count = size_bytes = 0
+    for offset, length, magic, delta in _PLAUSIBLE.iter_unpack(headers):
+        if magic != MAGIC or delta < 0 or not 0 <= offset - base_offset < _MAX_OFFSETS:
+            break
+        count += 1
+        size_bytes += length + LOG_OVERHEAD_BYTES
+    return count, size_bytes
 
 
 def _is_whole(file: Readable, position: int, end: int) -> bool:
@@ -332,3 +335,129 @@ def find_headers(data: Buffer, position: int, limit: int, max_count: int) -> tup
         headers.append(view[position : position + HEADER_BYTES])
         position += size
     return b"".join(headers), position
+
+
+class WalkState(NamedTuple):
+    """What is known of a segment before the batch at `position`.
+
+    - `unindexed_bytes`: number of bytes since the last index entry.
+    - `max_timestamp_ms`, `max_timestamp_offset`: as in `Segment`.
+    """
+
+    position: int
+    end_offset: int
+    unindexed_bytes: int
+    max_timestamp_ms: int
+    max_timestamp_offset: int
+
+
+class IndexEntries(NamedTuple):
+    """The result of `index_headers`, with the new entries of both indexes as columns.
+
+    - `state`: the state after the last batch.
+    - `has_gaps`: True if offsets are missing before or in a batch.
+    - `last_begin`: the end offset before the last batch.
+    """
+
+    state: WalkState
+    has_gaps: bool
+    last_begin: int
+    offsets: list[int]
+    positions: list[int]
+    timestamps_ms: list[int]
+    timestamp_offsets: list[int]
+
+
+def walk_headers(
+    headers: bytes, state: WalkState, base_offset: int, max_offset: int, interval_bytes: int
+) -> IndexEntries | None:
+    """Return the index entries of these batches, or None if a batch does not follow the one before it.
+
+    No offset may be above `max_offset`. Offsets in the entries are relative to `base_offset`.
+    """
+    index = index_headers if _c is None else _c.index_headers
+    # A larger offset has no next offset in 64 bits.
+    found = index(headers, state, base_offset, min(max_offset, INT64_MAX - 1), interval_bytes)
+    return None if found is None else IndexEntries(WalkState(*found[0]), *found[1:])
+
+
+_Indexed = tuple[tuple[int, int, int, int, int], bool, int, list[int], list[int], list[int], list[int]]
+
+
+def index_headers(
+    headers: bytes,
+    state: tuple[int, int, int, int, int],
+    base_offset: int,
+    max_offset: int,
+    interval_bytes: int,
+) -> _Indexed | None:
+    """Return the fields of IndexEntries, or None. See `walk_headers`."""
+    position, end_offset, unindexed_bytes, max_timestamp_ms, max_timestamp_offset = state
+    has_gaps, last_begin = False, end_offset
+    offsets: list[int] = []
+    positions: list[int] = []
+    timestamps: list[int] = []
+    timed: list[int] = []
+    for offset, length, delta, timestamp_ms, count in _INDEXED.iter_unpack(headers):
+        if offset < end_offset or delta < 0 or offset + delta > max_offset:
+            return None
+        if offset != end_offset or count != delta + 1:
+            has_gaps = True
+        last_begin, last_offset = end_offset, offset + delta
+        end_offset = last_offset + 1
+        if timestamp_ms > max_timestamp_ms:
+            max_timestamp_ms, max_timestamp_offset = timestamp_ms, last_offset
+        if unindexed_bytes > interval_bytes:
+            offsets.append(last_offset - base_offset)
+            positions.append(position)
+            if max_timestamp_ms >= 0:
+                timestamps.append(max_timestamp_ms)
+                timed.append(max_timestamp_offset - base_offset)
+            unindexed_bytes = 0
+        size = length + LOG_OVERHEAD_BYTES
+        position, unindexed_bytes = position + size, unindexed_bytes + size
+    state = position, end_offset, unindexed_bytes, max_timestamp_ms, max_timestamp_offset
+    return state, has_gaps, last_begin, offsets, positions, timestamps, timed
+
+
+NumberedBatch = tuple[int, int]
+"""The number of a header in a block, and the position of its batch in the file."""
+
+
+class ReplayedHeaders(NamedTuple):
+    """What a block of headers says of leader epochs and producers.
+
+    - `leader_epochs`: the base offset of the first batch of each leader epoch.
+    - `has_transactions`: True if a batch is transactional or a marker. `batches` is then empty.
+    - `batches`: the batches of each producer id, in the order in which the ids first occur.
+    """
+
+    leader_epochs: dict[int, int]
+    has_transactions: bool
+    batches: dict[int, list[NumberedBatch]]
+
+
+def replayed_headers(block: HeaderBlock, start: int, end: int) -> ReplayedHeaders:
+    """Return what the batches say whose last offset is at least `start` and below `end`."""
+    find = headers_to_replay if _c is None else _c.headers_to_replay
+    return ReplayedHeaders(*find(block.headers, block.position, start, end))
+
+
+def headers_to_replay(
+    headers: bytes, position: int, start: int, end: int
+) -> tuple[dict[int, int], bool, dict[int, list[NumberedBatch]]]:
+    """Return the fields of ReplayedHeaders. See `replayed_headers`; the first batch is at `position`."""
+    leader_epochs: dict[int, int] = {}
+    has_transactions = False
+    batches: dict[int, list[NumberedBatch]] = {}
+    numbered = enumerate(_REPLAYED.iter_unpack(headers))
+    for number, (offset, length, epoch, attributes, delta, producer_id, producer_epoch) in numbered:
+        if start <= offset + delta < end:
+            if epoch not in leader_epochs:
+                leader_epochs[epoch] = offset
+            if attributes & (CONTROL_BIT | TRANSACTIONAL_BIT):
+                has_transactions = True
+            if producer_id >= 0 and producer_epoch >= 0:
+                batches.setdefault(producer_id, []).append((number, position))
+        position += length + LOG_OVERHEAD_BYTES
+    return leader_epochs, has_transactions, {} if has_transactions else batches

@@ -7,11 +7,8 @@ LogSegment.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-
-import numpy as np
 
 from oncelog.errors import StorageError
 from oncelog.limits import DEFAULT_LIMITS, Limits
@@ -21,17 +18,19 @@ from oncelog.log.disk import Buffer, Disk, File, remove_if_exists
 from oncelog.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from oncelog.log.partition_disk import PartitionDisk
 from oncelog.log.scan import (
-    HEADERS,
     BadBatch,
     HeaderBlock,
     ScannedBatch,
+    WalkState,
     find_behind,
+    latest_batch,
     scan,
     scan_headers_past_damage,
     scan_whole,
+    walk_headers,
 )
-from oncelog.wire.batch import BatchHeader, read_header
-from oncelog.wire.header import LOG_OVERHEAD_BYTES, verify_crc
+from oncelog.wire.batch import HEADER_BYTES, BatchHeader, read_header
+from oncelog.wire.header import verify_crc
 
 LOG_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX = ".log", ".index", ".timeindex", ".txnindex"
 SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX)
@@ -534,49 +533,47 @@ class Segment:
         """
         last = self.index.last()
         for block in scan_whole(self.file, position, self.size_bytes, self.limits):
-            rows = np.frombuffer(block.headers, HEADERS)
+            headers = block.headers
             if last is not None and block.position == last[1]:
-                header = read_header(block.headers)
+                header = read_header(headers)
                 is_growing = self.end_offset <= header.base_offset <= header.last_offset
                 if not is_growing or not self.fits(header.last_offset):
                     return position
                 self._note_first_indexed(header)
-                position, rows = position + header.size_bytes, rows[1:]
-            if len(rows) and not self._note_rows(rows, position, index_interval_bytes):
+                position, headers = position + header.size_bytes, headers[HEADER_BYTES:]
+            if headers and not self._note_headers(headers, position, index_interval_bytes):
                 return position
             position = block.end
         return position
 
-    def _note_rows(self, rows: np.ndarray, position: int, index_interval_bytes: int) -> bool:
-        """Update the end offset, timestamps and indexes for the batches in `rows`. The first batch is at
-        `position`.
+    def _note_headers(self, headers: bytes, position: int, index_interval_bytes: int) -> bool:
+        """Update the end offset, timestamps and indexes for the batches with these headers. The first batch
+        is at `position`.
 
         Return False, with nothing changed, if a batch does not follow the batch before it, or if the batch
-        after `rows` shows that the offset of the last one is damaged.
+        after them shows that the offset of the last one is damaged.
         """
-        bases = rows["base_offset"].astype(np.int64)
-        lasts = bases + rows["last_offset_delta"]
-        ends = np.concatenate(([self.end_offset], lasts[:-1] + 1))
+        state = WalkState(
+            position,
+            self.end_offset,
+            self._unindexed_bytes,
+            self.max_timestamp_ms,
+            self.max_timestamp_offset,
+        )
         max_offset = self.base_offset + self._max_relative_offset
-        if ((bases < ends) | (lasts < bases) | (lasts > max_offset)).any():
+        walked = walk_headers(headers, state, self.base_offset, max_offset, index_interval_bytes)
+        if walked is None:
             return False
-        starts = np.concatenate(([0], np.cumsum(rows["batch_length"] + np.int64(LOG_OVERHEAD_BYTES))))
-        header = read_header(rows[-1:].tobytes())
-        if self._is_contradicted(header, int(ends[-1]), position + int(starts[-1])):
+        header = read_header(headers, len(headers) - HEADER_BYTES)
+        if self._is_contradicted(header, walked.last_begin, walked.state.position):
             return False
-        if not self.damaged and ((bases != ends) | (rows["records_count"] != lasts - bases + 1)).any():
+        if walked.has_gaps and not self.damaged:
             self.has_gaps = True
-        due, self._unindexed_bytes = _due_rows(starts, self._unindexed_bytes, index_interval_bytes)
-        self.index.extend((lasts[due] - self.base_offset).tolist(), (starts[due] + position).tolist())
-        times = np.concatenate(([self.max_timestamp_ms], rows["max_timestamp_ms"].astype(np.int64)))
-        offsets = np.concatenate(([self.max_timestamp_offset], lasts))
-        largest = np.maximum.accumulate(times)
-        is_larger = np.concatenate(([True], largest[1:] > largest[:-1]))
-        offsets = offsets[np.maximum.accumulate(np.where(is_larger, np.arange(len(times)), 0))]
-        timed = due[largest[due + 1] >= 0] + 1
-        self.times.extend(largest[timed].tolist(), (offsets[timed] - self.base_offset).tolist())
-        self.end_offset = int(lasts[-1]) + 1
-        self.max_timestamp_ms, self.max_timestamp_offset = int(largest[-1]), int(offsets[-1])
+        self.index.extend(walked.offsets, walked.positions)
+        self.times.extend(walked.timestamps_ms, walked.timestamp_offsets)
+        _, self.end_offset, self._unindexed_bytes, self.max_timestamp_ms, self.max_timestamp_offset = (
+            walked.state
+        )
         return True
 
     def _note_gap(self, header: BatchHeader) -> None:
@@ -763,11 +760,10 @@ class Segment:
         if not self.is_batch_at(position):
             position = 0  # the index or the batch is damaged, so read the segment from its start
         for block in self.header_blocks(position):
-            rows = np.frombuffer(block.headers, HEADERS)
-            row = rows[int(rows["max_timestamp_ms"].argmax())]
-            offset = int(row["base_offset"]) + int(row["last_offset_delta"])
-            if row["max_timestamp_ms"] > self.max_timestamp_ms and offset > noted_offset:
-                self.max_timestamp_ms, self.max_timestamp_offset = int(row["max_timestamp_ms"]), offset
+            header = latest_batch(block)
+            if header.max_timestamp_ms > self.max_timestamp_ms and header.last_offset > noted_offset:
+                self.max_timestamp_ms = header.max_timestamp_ms
+                self.max_timestamp_offset = header.last_offset
             yield None
         self._is_time_sure = True
         if self.max_timestamp_ms > largest_ms:
@@ -891,19 +887,3 @@ class Segment:
 
     def _describe(self, position: int) -> str:
         return f"{self._disk.describe(self.log_path)} at position {position}"
-
-
-def _due_rows(starts: np.ndarray, unindexed_bytes: int, interval_bytes: int) -> tuple[np.ndarray, int]:
-    """Return the indexes of the rows that get an index entry, and the number of bytes after the last index
-    entry.
-
-    `starts` has the position of each row's batch, and the end of the last batch. `unindexed_bytes` is the
-    number of bytes between the previous index entry and the first row.
-    """
-    positions = starts.tolist()
-    due, count, origin, row = [], len(positions) - 1, positions[0] - unindexed_bytes, 0
-    while (row := bisect_right(positions, origin + interval_bytes, row, count)) < count:
-        due.append(row)
-        origin = positions[row]
-        row += 1
-    return np.array(due, np.intp), positions[-1] - origin
