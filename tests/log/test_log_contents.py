@@ -573,7 +573,10 @@ def test_bytes_after_a_segment_since_a_clean_stop_are_removed() -> None:
     assert not read_all(partition).endswith(bytes(200))
 
 
-@pytest.mark.parametrize("name", ["5.log", "²²²².log", "²²²².index", f"{0:019}٠.log", "notes.index", "x.log"])
+@pytest.mark.parametrize(
+    "name",
+    ["5.log", "²²²².log", "²²²².index", f"{0:019}٠.log", "notes.index", "x.log", f"{2**63:020}.log"],
+)
 @pytest.mark.parametrize("is_clean", [False, True])
 def test_a_file_with_a_strange_name_is_left_alone(name: str, is_clean: bool) -> None:
     """The start used to fail with a traceback, or to remove the file."""

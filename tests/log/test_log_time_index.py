@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+from array import array
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.log.partitions import NOW_MS, TP, batch, config, open_partition, put, read_all
+from support.row_loops import c_module
 
 from oncelog.errors import CorruptMessage
 from oncelog.limits import Limits
@@ -211,6 +214,48 @@ def test_a_position_is_read_from_the_file_as_from_memory(
         disk.replace("i", disk.read("i") + bytes(data.draw(st.integers(0, 40))))
     for wanted in range(offset + 3):
         assert index.OffsetIndex.read_position(disk, "i", wanted) == built.position_for(wanted)
+
+
+NUMBERS = st.sampled_from([0, 1, 2, 3, 2**31, 2**32 - 1])
+TIMES = st.sampled_from([0, 0, 1, 2, -1, -(2**63), 2**63 - 1])
+
+
+@given(
+    entries=st.lists(st.tuples(NUMBERS, NUMBERS), max_size=9),
+    torn=st.binary(max_size=7),
+    log_size=st.sampled_from([0, 2, 1 << 31, 1 << 32, 1 << 40]),
+)
+def test_offset_entries_are_read_alike_in_both_languages(
+    entries: list[tuple[int, int]], torn: bytes, log_size: int
+) -> None:
+    data = b"".join(struct.pack(">II", *entry) for entry in entries) + torn
+    offsets, positions, wrong = index.offset_entries(data, log_size)
+    assert c_module("oncelog.log._index").offset_entries(data, log_size) == (offsets, positions, wrong)
+    expected, previous = [], -1
+    for offset, position in entries:
+        if position == 0 or position >= log_size or offset <= previous:
+            break
+        expected.append((offset, position))
+        previous = offset
+    assert list(zip(array("I", offsets), array("I", positions), strict=True)) == expected
+    is_end = len(expected) == len(entries) or entries[len(expected)][1] == 0
+    assert wrong == (None if is_end else len(expected))
+
+
+@given(entries=st.lists(st.tuples(TIMES, NUMBERS), max_size=9), torn=st.binary(max_size=11))
+def test_time_entries_are_read_alike_in_both_languages(entries: list[tuple[int, int]], torn: bytes) -> None:
+    data = b"".join(struct.pack(">qI", *entry) for entry in entries) + torn
+    times, offsets, wrong = index.time_entries(data)
+    assert c_module("oncelog.log._index").time_entries(data) == (times, offsets, wrong)
+    expected: list[tuple[int, int]] = []
+    for entry in entries:
+        is_above = not expected or (entry[0] > expected[-1][0] and entry[1] > expected[-1][1])
+        if entry == (0, 0) or not is_above:
+            break
+        expected.append(entry)
+    assert list(zip(array("q", times), array("I", offsets), strict=True)) == expected
+    is_end = len(expected) == len(entries) or entries[len(expected)] == (0, 0)
+    assert wrong == (None if is_end else len(expected))
 
 
 def test_a_look_up_by_time_does_not_skip_damage() -> None:

@@ -5,7 +5,8 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <stdint.h>
+
+#include "_big_endian.h"
 
 enum { HEADER_BYTES = 61, OVERHEAD_BYTES = 12, CRC_START = 21, TRANSACTIONAL_BIT = 0x10, CONTROL_BIT = 0x20 };
 /* Positions of fields in a header. */
@@ -21,24 +22,6 @@ enum {
     PRODUCER_EPOCH = 51,
     RECORDS_COUNT = 57,
 };
-
-static uint32_t
-u32_at(const unsigned char *data)
-{
-    return (uint32_t)data[0] << 24 | (uint32_t)data[1] << 16 | (uint32_t)data[2] << 8 | data[3];
-}
-
-static int32_t
-i32_at(const unsigned char *data)
-{
-    return (int32_t)u32_at(data);
-}
-
-static int64_t
-i64_at(const unsigned char *data)
-{
-    return (int64_t)((uint64_t)u32_at(data) << 32 | u32_at(data + 4));
-}
 
 /* Return the sum. Only positions beyond any file give a sum of more than 64 bits, which wraps around. */
 static int64_t

@@ -16,6 +16,7 @@ OffsetIndex, TimeIndex, TransactionIndex, AbortedTxn.
 from __future__ import annotations
 
 import struct
+import sys
 from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_left, bisect_right
@@ -23,16 +24,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import ClassVar, NamedTuple
 
-import numpy as np
-
 from oncelog.errors import StorageError
 from oncelog.limits import DEFAULT_LIMITS
 from oncelog.log.disk import Disk
 
+try:
+    import oncelog.log._index as _c
+except ImportError:  # the C module was not compiled, or was compiled for another system
+    _c = None  # type: ignore[assignment]
+
 _OFFSET_ENTRY = struct.Struct(">II")
 _TIME_ENTRY = struct.Struct(">qI")
 _TXN_ENTRY = struct.Struct(">hqqqq")
-_TIME_ENTRIES = np.dtype([("timestamp_ms", ">i8"), ("offset", ">u4")])
+_UINT32_MAX = 2**32 - 1
 TXN_ENTRY_BYTES = _TXN_ENTRY.size
 
 
@@ -144,19 +148,10 @@ class OffsetIndex(_IndexFile):
         """
         index = cls(disk, path, run_entries)
         data = _read(disk, path)
-        # Use NumPy: with a million entries, a Python loop would delay other clients for half a second. See
-        # test_loading_an_index_takes_no_step_for_each_entry.
-        entries = np.frombuffer(data, ">u4", len(data) // _OFFSET_ENTRY.size * 2).reshape(-1, 2)
-        # Stop at position 0: Kafka preallocates zeros, and no entry has position 0, because the first batch
-        # gets no entry.
-        entries = entries[: _first(entries[:, 1] == 0)].astype(np.int64)
-        offsets, positions = entries.T
-        is_wrong = positions >= log_size
-        is_wrong[1:] |= offsets[1:] <= offsets[:-1]
-        if is_wrong.any():
-            raise StorageError(f"{disk.describe(path)}: entry {_first(is_wrong)} does not fit the log")
-        index._offsets.frombytes(offsets.astype(np.uintc).tobytes())
-        index._positions.frombytes(positions.astype(np.uintc).tobytes())
+        offsets, positions, wrong = _read_offset_entries(data, log_size)
+        if wrong is not None:
+            raise StorageError(f"{disk.describe(path)}: entry {wrong} does not fit the log")
+        index._offsets, index._positions = offsets, positions
         index._loaded(len(data))
         return index
 
@@ -167,12 +162,9 @@ class OffsetIndex(_IndexFile):
         Returns 0 if the file is missing or its offsets do not increase.
         """
         data = disk.read(path) if disk.exists(path) else b""
-        entries = np.frombuffer(data, ">u4", len(data) // _OFFSET_ENTRY.size * 2).reshape(-1, 2)
-        offsets, positions = entries[entries[:, 1] > 0].T
-        if (np.diff(offsets.astype(np.int64)) <= 0).any():
-            return 0
-        row = int(np.searchsorted(offsets, relative_offset, "right")) - 1
-        return int(positions[row]) if row >= 0 else 0
+        offsets, positions, wrong = _read_offset_entries(data, _UINT32_MAX + 1)
+        entry = bisect_right(offsets, relative_offset) - 1
+        return positions[entry] if entry >= 0 and wrong is None else 0
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -235,16 +227,11 @@ class TimeIndex(_IndexFile):
         """
         index = cls(disk, path, run_entries)
         data = _read(disk, path)
-        entries = np.frombuffer(data, _TIME_ENTRIES, len(data) // _TIME_ENTRY.size)
-        is_zero = (entries["timestamp_ms"] == 0) & (entries["offset"] == 0)
-        entries = entries[: _first(is_zero)]  # Kafka preallocates zeros
-        timestamps, offsets = entries["timestamp_ms"], entries["offset"]
-        is_wrong = (timestamps[1:] <= timestamps[:-1]) | (offsets[1:] <= offsets[:-1])
-        if is_wrong.any():
-            number = _first(is_wrong) + 1
-            raise StorageError(f"{disk.describe(path)}: entry {number} is not above the previous one")
-        index._timestamps.frombytes(timestamps.astype(np.longlong).tobytes())
-        index._offsets.frombytes(offsets.astype(np.uintc).tobytes())
+        times, offsets, wrong = (time_entries if _c is None else _c.time_entries)(data)
+        if wrong is not None:
+            raise StorageError(f"{disk.describe(path)}: entry {wrong} is not above the previous one")
+        index._timestamps.frombytes(times)
+        index._offsets.frombytes(offsets)
         index._loaded(len(data))
         return index
 
@@ -477,9 +464,61 @@ class TransactionIndex(_IndexFile):
         return b"".join([_TXN_ENTRY.pack(0, *entry) for entry in self._entries[start:stop]])
 
 
-def _first(is_so: np.ndarray) -> int:
-    """Return the index of the first True, or the number of elements if there is none."""
-    return int(is_so.argmax()) if is_so.any() else len(is_so)
+def _read_offset_entries(data: bytes, log_size: int) -> tuple[array[int], array[int], int | None]:
+    offsets, positions, wrong = (offset_entries if _c is None else _c.offset_entries)(data, log_size)
+    return array("I", offsets), array("I", positions), wrong
+
+
+def offset_entries(data: bytes, log_size: int) -> tuple[bytes, bytes, int | None]:
+    """Return the offsets and the positions in an offset index file, as bytes of unsigned 32-bit numbers in
+    the machine's byte order.
+
+    The third value is None, or the number of the first entry that does not fit the log. Only the entries
+    before it are returned.
+    """
+    # No call and no object for each entry: an index of a million entries would delay other clients. See
+    # test_loading_an_index_takes_no_step_for_each_entry.
+    entries = _native(array("I", data[: len(data) // _OFFSET_ENTRY.size * _OFFSET_ENTRY.size]))
+    offsets, positions = entries[::2], entries[1::2]
+    count, wrong, previous = len(offsets), None, -1
+    for number, (offset, position) in enumerate(zip(offsets, positions, strict=True)):
+        if position and position < log_size and offset > previous:
+            previous = offset
+            continue
+        # Stop at position 0: Kafka preallocates zeros, and no entry has position 0, because the first batch
+        # gets no entry.
+        count, wrong = number, number if position else None
+        break
+    return offsets[:count].tobytes(), positions[:count].tobytes(), wrong
+
+
+def time_entries(data: bytes) -> tuple[bytes, bytes, int | None]:
+    """Return the timestamps and the offsets in a time index file, as bytes of signed 64-bit and unsigned
+    32-bit numbers in the machine's byte order.
+
+    The third value is None, or the number of the first entry that is not above the previous one. Only the
+    entries before it are returned.
+    """
+    words = array("I", data[: len(data) // _TIME_ENTRY.size * _TIME_ENTRY.size])
+    halves, offsets = words[::3] * 2, _native(words[2::3])
+    halves[::2], halves[1::2] = words[::3], words[1::3]
+    timestamps = _native(array("q", halves.tobytes()))
+    count, wrong, previous_ms, previous = len(offsets), None, -1 << 63, -1
+    for number, (timestamp_ms, offset) in enumerate(zip(timestamps, offsets, strict=True)):
+        is_zero = timestamp_ms == 0 and offset == 0  # Kafka preallocates zeros
+        if not is_zero and offset > previous and (timestamp_ms > previous_ms or number == 0):
+            previous_ms, previous = timestamp_ms, offset
+            continue
+        count, wrong = number, None if is_zero else number
+        break
+    return timestamps[:count].tobytes(), offsets[:count].tobytes(), wrong
+
+
+def _native(numbers: array[int]) -> array[int]:
+    """Convert big-endian numbers to the machine's byte order."""
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers
 
 
 def _read(disk: Disk, path: str) -> bytes:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
+from oncelog.config import INT64_MAX
 from oncelog.errors import StorageError
 from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.log.background import BlockingCall
@@ -43,12 +44,13 @@ def file_name(offset: int, suffix: str) -> str:
 
 
 def is_stem(stem: str) -> bool:
-    """Return True if `stem` is an offset in the form that `file_name` writes: 20 ASCII digits.
+    """Return True if `stem` is an offset in the form that `file_name` writes: 20 ASCII digits, and at most
+    2^63 - 1.
 
-    Files whose names have another form, such as `5`, do not belong to the log and are left alone. See
+    Files with other names, such as `5`, do not belong to the log and are left alone. See
     test_a_file_with_a_strange_name_is_left_alone.
     """
-    return _STEM.fullmatch(stem) is not None
+    return _STEM.fullmatch(stem) is not None and int(stem) <= INT64_MAX
 
 
 def base_offsets(names: Iterable[str]) -> list[int]:
