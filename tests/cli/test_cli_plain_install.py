@@ -4,8 +4,11 @@ The exit code is 2.
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,14 +24,20 @@ class Hidden:
 
 sys.meta_path.insert(0, Hidden())
 """
-SPARK, ARROW = ("pyspark", "py4j"), ("pyspark", "py4j", "pyarrow")
+SPARK, ARROW = ("pyspark", "py4j"), ("pyspark", "py4j", "pyarrow", "numpy")
 WHAT_TO_INSTALL = "oncelog.spark needs PySpark: pip install 'oncelog[spark]'"
 
 
-def run(code: str, *arguments: str, hidden: tuple[str, ...] = SPARK) -> subprocess.CompletedProcess[str]:
-    """Run code in a process in which the packages `hidden` seem to be missing."""
+def run(
+    code: str, *arguments: str, hidden: tuple[str, ...] = SPARK, is_pure: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run code in a process in which the packages `hidden` seem to be missing.
+
+    `is_pure`: without the row loops in C.
+    """
     command = [sys.executable, "-c", HIDE.format(packages=hidden) + code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+    environment = os.environ | ({"ONCELOG_PURE_PYTHON": "1"} if is_pure else {})
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
 
 
 @pytest.mark.parametrize(
@@ -135,12 +144,72 @@ with oncelog.Broker() as broker:
 """
 
 
-def test_the_clients_and_the_broker_need_no_pyarrow() -> None:
+def test_the_clients_and_the_broker_need_neither_pyarrow_nor_numpy() -> None:
     ended = run(WITHOUT_ARROW, hidden=ARROW)
     features = ("send_table", "send_table", "a record batch of Arrow", "read_table", "an audit")
     said = [f"{feature} needs PyArrow: pip install 'oncelog[arrow]'" for feature in features]
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == [*said, "[b'first', b'second', b'third']"]
+
+
+KILLED = """
+import os, signal, sys
+import oncelog
+
+with oncelog.Broker(data_dir=sys.argv[1]) as broker:
+    address = {"bootstrap.servers": broker.bootstrap_servers}
+    with oncelog.Producer(address) as producer:
+        for number in range(300):
+            producer.send("plain", b"%d" % number)
+            producer.flush()
+    with oncelog.Producer(address | {"transactional.id": "t"}) as producer:
+        producer.init_transactions()
+        for value in (b"committed", b"aborted", b"open"):
+            producer.begin_transaction()
+            producer.send("transactions", value)
+            producer.flush()
+            if value == b"committed":
+                producer.commit_transaction()
+            elif value == b"aborted":
+                producer.abort_transaction()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+STARTED_AGAIN = """
+import sys
+import oncelog
+from oncelog.log import index, scan
+
+def read_all(topic, count):
+    how = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
+    with oncelog.Consumer(address, **how) as consumer:
+        consumer.assign([oncelog.TopicPartition(topic, 0)])
+        values = []
+        while len(values) < count:
+            values += [record.value for record in consumer.poll()]
+        return values
+
+with oncelog.Broker(data_dir=sys.argv[1]) as broker:
+    address = {"bootstrap.servers": broker.bootstrap_servers}
+    with oncelog.Producer(address | {"transactional.id": "t"}) as producer:
+        producer.init_transactions()
+        with producer.transaction():
+            producer.send("transactions", b"later")
+    assert read_all("plain", 300) == [b"%d" % number for number in range(300)]
+    print(read_all("transactions", 2))
+assert not {"numpy", "pyarrow"} & sys.modules.keys()
+print(scan._c is None, index._c is None)
+"""
+
+
+@pytest.mark.parametrize("is_pure", [False, True])
+def test_a_broker_without_numpy_recovers_from_a_kill(is_pure: bool, tmp_path: Path) -> None:
+    killed = run(KILLED, str(tmp_path), hidden=ARROW, is_pure=is_pure)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    again = run(STARTED_AGAIN, str(tmp_path), hidden=ARROW, is_pure=is_pure)
+    assert again.returncode == 0, again.stderr
+    values, forms = again.stdout.splitlines()
+    assert values == "[b'committed', b'later']"
+    assert forms == "True True" or not is_pure
 
 
 @pytest.mark.parametrize(
@@ -153,7 +222,10 @@ def test_the_clients_and_the_broker_need_no_pyarrow() -> None:
         ),
         ("oncelog.spark.audit import audit_topic", ("pyarrow",), "oncelog.spark needs PyArrow"),
         ("oncelog.spark.audit import audit_topic", ARROW, "oncelog.spark needs PySpark"),
+        ("oncelog.spark.audit import audit_topic", ("numpy",), "oncelog.spark needs NumPy"),
         ("oncelog.load.loader import Load", ARROW, "oncelog.load needs PyArrow"),
+        ("oncelog.load.loader import Load", ("numpy",), "oncelog.load needs NumPy"),
+        ("oncelog.local_audit import audit_topic", ("numpy",), "an audit needs NumPy"),
     ],
 )
 def test_an_import_names_the_package_to_install(imported: str, hidden: tuple[str, ...], said: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from oncelog.client.producer.column_partitions import partitions_of_keys
 from oncelog.client.producer.partitioner import Partitioner
 from oncelog.wire.arrow_bytes import RowBytes
 from oncelog.wire.row_hash import checksums_in_step
@@ -61,4 +62,4 @@ def test_a_column_of_keys_gets_the_partition_of_each_key(
         OTHERWISE if row is None or (not row and name != "default") else partitioner.for_key(row, COUNT)
         for row in rows
     ]
-    assert partitioner.for_column(sliced(rows, first), COUNT, OTHERWISE).tolist() == expected
+    assert partitions_of_keys(partitioner, sliced(rows, first), COUNT, OTHERWISE).tolist() == expected

@@ -8,8 +8,12 @@ from oncelog.errors import MissingDependency
 
 
 def check_pyarrow(feature: str) -> None:
-    """Raise MissingDependency if PyArrow is missing. `feature` is what needs it, for the error's text."""
-    try:
-        import_module("pyarrow")
-    except ModuleNotFoundError:
-        raise MissingDependency(f"{feature} needs PyArrow: pip install 'oncelog[arrow]'") from None
+    """Raise MissingDependency if PyArrow, or NumPy, which computes with its columns, is missing.
+
+    `feature` is what needs them, for the error's text.
+    """
+    for module, package in (("pyarrow", "PyArrow"), ("numpy", "NumPy")):
+        try:
+            import_module(module)
+        except ModuleNotFoundError:
+            raise MissingDependency(f"{feature} needs {package}: pip install 'oncelog[arrow]'") from None

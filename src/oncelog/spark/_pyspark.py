@@ -1,4 +1,4 @@
-"""Check that PySpark and PyArrow are installed. Import this module before a module that imports them.
+"""Check that PySpark, PyArrow and NumPy are installed. Import this module before a module that imports them.
 
 If one is missing, the import raises MissingDependency with the command that installs it.
 """
@@ -9,9 +9,8 @@ from importlib import import_module
 
 from oncelog.errors import MissingDependency
 
-try:
-    import_module("pyspark")
-    import_module("pyarrow")
-except ModuleNotFoundError as error:
-    package = "PyArrow" if error.name == "pyarrow" else "PySpark"
-    raise MissingDependency(f"oncelog.spark needs {package}: pip install 'oncelog[spark]'") from None
+for _module, _package in (("pyspark", "PySpark"), ("pyarrow", "PyArrow"), ("numpy", "NumPy")):
+    try:
+        import_module(_module)
+    except ModuleNotFoundError:
+        raise MissingDependency(f"oncelog.spark needs {_package}: pip install 'oncelog[spark]'") from None

@@ -23,7 +23,6 @@ from oncelog.client.producer.many import (
     rows_of,
 )
 from oncelog.client.producer.options import IdempotenceReport
-from oncelog.client.producer.partitioner import Partitions
 from oncelog.client.producer.rows import Row, make_row, row_size_bytes
 from oncelog.client.producer.transaction_manager import (
     Offsets,
@@ -39,6 +38,7 @@ from oncelog.types import ConsumerGroupMetadata, Headers, RecordMetadata
 
 if TYPE_CHECKING:
     from oncelog.client.producer.arrow_encoding import EncodedBatch
+    from oncelog.client.producer.column_partitions import Partitions
 
 T = TypeVar("T")
 
@@ -279,6 +279,7 @@ class AsyncProducer:
         """
         check_pyarrow("send_table")
         from oncelog.client.producer.arrow_encoding import encode_table
+        from oncelog.client.producer.column_partitions import partitions_of_rows
 
         driver = self._started()
         queues = await self._with_room(driver, topic, 0, lambda core: core.topic_to_append(topic), partition)
@@ -287,7 +288,7 @@ class AsyncProducer:
 
         def choose(keys: Any, rows: int) -> Partitions | int:
             with driver.lock:
-                return queues.choose_many(keys, rows)
+                return partitions_of_rows(queues, keys, rows)
 
         parts = Parts()
         with delivery_on_error(lambda: AsyncDelivery(parts.delivery())):

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from oncelog.client.producer.column_partitions import Partitions
 from oncelog.client.producer.options import ProducerOptions
-from oncelog.client.producer.partitioner import Partitions
 from oncelog.errors import MisuseError
 from oncelog.runtime import system
 from oncelog.wire.columns import arrow_to_batches

@@ -23,7 +23,6 @@ from oncelog.client.producer.many import (
     rows_of,
 )
 from oncelog.client.producer.options import IdempotenceReport
-from oncelog.client.producer.partitioner import Partitions
 from oncelog.client.producer.rows import Row, make_row, row_size_bytes
 from oncelog.client.producer.transaction_manager import (
     Offsets,
@@ -39,6 +38,7 @@ from oncelog.types import ConsumerGroupMetadata, Headers, TransactionShare
 
 if TYPE_CHECKING:
     from oncelog.client.producer.arrow_encoding import EncodedBatch
+    from oncelog.client.producer.column_partitions import Partitions
 
 __all__ = ["Delivery", "Producer", "RecordFuture"]
 
@@ -338,6 +338,7 @@ class Producer:
         """
         check_pyarrow("send_table")
         from oncelog.client.producer.arrow_encoding import encode_table
+        from oncelog.client.producer.column_partitions import partitions_of_rows
 
         queues = self._with_room(topic, 0, lambda core: core.topic_to_append(topic), partition)
         if partition is not None:
@@ -345,7 +346,7 @@ class Producer:
 
         def choose(keys: Any, rows: int) -> Partitions | int:
             with self._driver.lock:
-                return queues.choose_many(keys, rows)
+                return partitions_of_rows(queues, keys, rows)
 
         parts = Parts()
         with delivery_on_error(parts.delivery):

@@ -12,22 +12,17 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable
-from typing import Any
-
-import numpy as np
-
-from oncelog.wire.arrow_bytes import RowBytes, Words
 
 try:
     import oncelog.client.producer._partitioner as _c
 except ImportError:  # `_partitioner.c` is not compiled, or was compiled for another system
     _c = None  # type: ignore[assignment]
 
-_SEED, _M, _MASK = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
+MURMUR2_SEED, MURMUR2_M = 0x9747B28C, 0x5BD1E995
+_MASK = 0xFFFFFFFF
 _CACHED_KEYS = 65_536
 
 KeyHash = Callable[[bytes], int]
-Partitions = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 
 def murmur2(data: bytes) -> int:
@@ -37,38 +32,22 @@ def murmur2(data: bytes) -> int:
 
 def _murmur2(data: bytes) -> int:
     size = len(data)
-    h = _SEED ^ size
+    h = MURMUR2_SEED ^ size
     whole = size & ~3
     for (k,) in struct.iter_unpack("<I", data[:whole]):
-        k = (k * _M) & _MASK
+        k = (k * MURMUR2_M) & _MASK
         k ^= k >> 24
-        h = ((h * _M) & _MASK) ^ ((k * _M) & _MASK)
+        h = ((h * MURMUR2_M) & _MASK) ^ ((k * MURMUR2_M) & _MASK)
     if size > whole:
-        h = ((h ^ int.from_bytes(data[whole:], "little")) * _M) & _MASK
+        h = ((h ^ int.from_bytes(data[whole:], "little")) * MURMUR2_M) & _MASK
     h ^= h >> 13
-    h = (h * _M) & _MASK
+    h = (h * MURMUR2_M) & _MASK
     return h ^ (h >> 15)
 
 
 def positive_murmur2(key: bytes) -> int:
     """Return the hash that Java's producer takes modulo the number of partitions."""
     return murmur2(key) & 0x7FFFFFFF
-
-
-def positive_murmur2_of(keys: RowBytes) -> Words:
-    """Return `positive_murmur2` of all rows, in the order of `keys.rows`."""
-    m = np.uint32(_M)
-    h = keys.sizes.astype(np.uint32) ^ np.uint32(_SEED)
-    for word in keys.words():
-        k = word * m
-        k ^= k >> np.uint32(24)
-        h[: len(k)] = h[: len(k)] * m ^ k * m
-    for place, (rows, byte) in enumerate(keys.tails()):
-        h[rows] ^= byte << np.uint32(8 * place)
-    h[keys.sizes & 3 > 0] *= m
-    h ^= h >> np.uint32(13)
-    h *= m
-    return (h ^ (h >> np.uint32(15))) & np.uint32(0x7FFFFFFF)
 
 
 class Partitioner:
@@ -93,21 +72,6 @@ class Partitioner:
                 self._cache.clear()
             key_hash = self._cache[key] = self._hash(key)
         return key_hash % count
-
-    def for_column(self, keys: Any, count: int, otherwise: Partitions | int) -> Partitions:
-        """Return the partition of each row of a binary Arrow column of keys.
-
-        `otherwise` has the partition of rows whose key is not hashed: one partition, or one per row.
-        """
-        partitions: Partitions = np.full(len(keys), otherwise, np.int32)
-        if self._hash is positive_murmur2:
-            hashed = RowBytes(keys)
-            partitions[hashed.rows] = positive_murmur2_of(hashed) % np.uint32(count)
-        else:
-            for row, key in enumerate(keys.to_pylist()):
-                if key:
-                    partitions[row] = self.for_key(key, count)
-        return partitions
 
     def next_round_robin(self, count: int) -> int:
         """Return the next partition in turn: the last returned partition plus 1, modulo `count`."""

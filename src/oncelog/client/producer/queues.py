@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from typing import Any, SupportsIndex
-
-import numpy as np
+from typing import SupportsIndex
 
 from oncelog.client.producer.appender import OpenBatches
 from oncelog.client.producer.batch import ProducerBatch
 from oncelog.client.producer.options import ProducerOptions
-from oncelog.client.producer.partitioner import Partitioner, Partitions
+from oncelog.client.producer.partitioner import Partitioner
 from oncelog.errors import MisuseError
 from oncelog.rules.idempotence.sequencer import PartitionSequencer, ProducerIdAndEpoch
 from oncelog.types import TopicPartition
@@ -238,21 +236,11 @@ class TopicQueues:
             or sticky.open is None
             or sticky.open.size_bytes + size_bytes > self.max_batch_bytes
         ):
-            sticky = self._switch_sticky_queue()
+            sticky = self.switch_sticky_queue()
         return sticky
 
-    def _switch_sticky_queue(self) -> PartitionQueue:
+    def switch_sticky_queue(self) -> PartitionQueue:
+        """Choose the partition for the next records without a key."""
         last = None if self.sticky_queue is None else self.sticky_queue.tp.partition
         self.sticky_queue = self.queues[self.partitioner.any_other(self.count, last)]
         return self.sticky_queue
-
-    def choose_many(self, keys: Any, rows: int) -> Partitions | int:
-        """Return the partition of each row of a table, or one partition for all rows.
-
-        `keys` is a binary Arrow column or None. Unless the partitioner is round_robin, all rows without a key
-        go to one partition.
-        """
-        if self.partitioner.is_round_robin:
-            return np.array([self.partitioner.next_round_robin(self.count) for _ in range(rows)], np.int32)
-        sticky = self._switch_sticky_queue().tp.partition
-        return sticky if keys is None else self.partitioner.for_column(keys, self.count, sticky)

@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from oncelog.client.admin.blocking import Admin
 from oncelog.client.producer.blocking import Delivery, Producer
-from oncelog.client.producer.partitioner import Partitioner, Partitions
+from oncelog.client.producer.column_partitions import Partitions, partitions_of_keys
+from oncelog.client.producer.partitioner import Partitioner
 from oncelog.config import PRODUCER
 from oncelog.errors import OncelogError, TimedOut
 from oncelog.spark.python_worker import freeze_modules
@@ -108,7 +109,7 @@ def _choose(rows: pa.RecordBatch, partitioner: Partitioner, count: int) -> Parti
     spread: Partitions = ((np.arange(rows.num_rows) + random.randrange(count)) % count).astype(np.int32)
     if "key" not in rows.schema.names or partitioner.is_round_robin:
         return spread
-    return partitioner.for_column(rows.column("key").cast(pa.binary()), count, spread)
+    return partitions_of_keys(partitioner, rows.column("key").cast(pa.binary()), count, spread)
 
 
 def write_share(
