@@ -329,6 +329,27 @@ def test_a_batch_that_is_too_large_after_a_lost_attempt_is_split_and_nothing_is_
         check_producer_of_too_large_batches(seed, 1, 3, 8, RECORDS)
 
 
+@pytest.mark.parametrize("sizes", [(9_000, 10), (10, 9_000)])
+def test_a_batch_that_was_split_gives_all_of_its_memory_back(sizes: tuple[int, ...]) -> None:
+    """R1500: a half that was never sent gave back its own size, but had taken half of the batch's size."""
+    options = resolve(PRODUCER.parse({"delivery.timeout.ms": 60_000}))
+    core = ProducerCore(options, metadata(), random.Random(0))
+    core.set_identity(PRODUCER_ID, 0)
+    core.set_partition_count("t", 2, 0.0)
+    for size in sizes:
+        value = bytes(size)
+        core.append("t", 0, (0, None, value, ()), row_size_bytes(None, value, ()), 0.0, None)
+    held_bytes = core.buffered_bytes
+    (call,) = core.drain(10.0)
+    refused = ProduceResponse.PartitionProduceResponse(index=0, error_code=MessageTooLarge.code)
+    topic = ProduceResponse.TopicProduceResponse(name="t", partition_responses=[refused])
+    core.on_response(call, ProduceResponse(responses=[topic]), 20.0)
+    assert core.buffered_bytes == held_bytes
+    assert len(core.drain(30.0)) == 1  # the first half; the second one waits for its response
+    core.drain(60_000.0)
+    assert core.is_idle and core.buffered_bytes == 0
+
+
 def test_a_batch_of_more_records_than_a_reader_takes_at_once_is_split(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

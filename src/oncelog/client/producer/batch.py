@@ -220,7 +220,7 @@ class ProducerBatch(SequencedBatch):
         return self.buffer.size_bytes
 
     def seal(self) -> None:
-        """Fix the number of records. No record may be added afterwards."""
+        """Fix the number of records. No record may be added afterwards. Further calls change nothing."""
         if self.data is None:
             self.record_count = self.buffer.count
             self.charged_bytes = self.size_bytes - HEADER_BYTES

@@ -756,9 +756,7 @@ class ProducerCore:
         if topic is not None:
             topic.on_too_large(max(batch.size_bytes, len(batch.data or b"")))
         children = split(batch)
-        for child in children:
-            child.charged_bytes = batch.charged_bytes // len(children)
-        self.buffered_bytes -= batch.charged_bytes - sum(child.charged_bytes for child in children)
+        self.buffered_bytes += sum(child.charged_bytes for child in children) - batch.charged_bytes
         batch.is_completed = True
         queue.replace(batch, children)
 
