@@ -22,7 +22,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
+
+_E = TypeVar("_E", bound=Exception)
 
 
 class OncelogError(Exception):
@@ -178,6 +180,22 @@ class SchemaDataError(OncelogError, ValueError):
 
 MAX_MESSAGE_CHARACTERS = 1_000
 """Maximum number of characters of the message in an error response."""
+
+
+def copy_to_raise(error: _E) -> _E:
+    """Return a copy of an error that is kept, and may be raised by many calls.
+
+    If each call raised the same object, its traceback would grow with each call, and keep the variables of
+    all callers in memory. Its `delivery` could be that of another call. Guard:
+    test_an_error_that_many_calls_raise_keeps_nothing_of_them.
+    """
+    copied = error.__class__.__new__(error.__class__)
+    copied.args = error.args
+    copied.__dict__.update(error.__dict__)
+    copied.__dict__.pop("delivery", None)
+    if error.__cause__ is not None:
+        copied.__cause__ = error.__cause__
+    return copied
 
 
 def text_of(error: Exception) -> str:

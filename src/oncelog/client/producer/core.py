@@ -47,6 +47,7 @@ from oncelog.errors import (
     OutcomeUnknown,
     TimedOut,
     TransactionAborted,
+    copy_to_raise,
     error_for_code,
 )
 from oncelog.rules.idempotence.error_policy import Action, ErrorClass, error_policy_for
@@ -275,7 +276,7 @@ class ProducerCore:
         if self.transaction is not None:
             self.transaction.session.check(Operation.SEND)
         if self.fatal is not None:
-            raise self.fatal
+            raise copy_to_raise(self.fatal)
         self.check_size(size_bytes)
 
     def check_size(self, size_bytes: int) -> None:
@@ -602,7 +603,7 @@ class ProducerCore:
         """
         self._transaction.session.check_unused()
         if self.fatal is not None:
-            raise self.fatal
+            raise copy_to_raise(self.fatal)
         if not self.is_idle or self._restarting:
             raise MisuseError("some records have no result; make a new producer")
         self.options = replace(self.options, transactional_id=transactional_id)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oncelog.client.producer.batch import BatchResult, OffsetRange
-from oncelog.errors import MisuseError, TimedOut
+from oncelog.errors import MisuseError, TimedOut, copy_to_raise
 from oncelog.runtime.loop_thread import bounded
 from oncelog.types import RecordMetadata
 
@@ -117,7 +117,7 @@ class RecordFuture(Future[RecordMetadata]):
         """
         error = self.exception(timeout)
         if error is not None:
-            raise error
+            raise copy_to_raise(error)
         return self._batch_result.metadata(self._index)
 
     def exception(self, timeout: float | None = None) -> Exception | None:
@@ -203,7 +203,7 @@ class Delivery:
         """
         result = self.outcome(timeout)
         if result.failed:
-            raise result.failed[0][1]
+            raise copy_to_raise(result.failed[0][1])
         return result
 
 

@@ -64,6 +64,7 @@ from oncelog.errors import (
     UnknownServerError,
     UnknownTopicOrPartition,
     UnsupportedVersion,
+    copy_to_raise,
 )
 from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.rules.transactions.entry import EXHAUSTED_EPOCH
@@ -153,7 +154,7 @@ class Session:
                 raise _offsets_unconfirmed()
             return
         if self.error is not None:
-            raise self.error
+            raise copy_to_raise(self.error)
         if operation is Operation.INIT:
             raise MisuseError("this producer is already initialized; call init_transactions() only once")
         raise MisuseError(f"{operation.value} is not possible now: {_HINTS[self.state]}")
@@ -161,7 +162,7 @@ class Session:
     def check_unused(self) -> None:
         """Raise the session's error, or MisuseError if a transaction is open or being ended."""
         if self.error is not None:
-            raise self.error
+            raise copy_to_raise(self.error)
         if self.state not in (State.UNINITIALIZED, State.READY):
             raise MisuseError("the transactional.id cannot change within a transaction")
 
