@@ -43,6 +43,7 @@ WORDS = {
     "reads": {"reads_lost": 1},
     "commits": {"commits_lost": 1},
     "cuts": {"cuts": 1},
+    "norows": {"row_cuts": 0},
 }
 
 
@@ -137,10 +138,18 @@ def test_executors_reach_the_driver_where_they_reach_the_master() -> None:
 def test_a_cell_that_cannot_happen_is_run_only_if_it_is_named() -> None:
     every = {cell.name for cell in CELLS}
     assert {cell.name for cell in choose_cells([], TargetKind.TOPIC)} == every
-    without = choose_cells([], TargetKind.DELTA, can_kill_executors=False)
-    assert {cell.name for cell in without} == every - {"driver-in-commit", "executor-killed"}
-    (named,) = choose_cells(["executor-killed"], TargetKind.DELTA, can_kill_executors=False)
+    without = {cell.name for cell in choose_cells([], TargetKind.DELTA, has_proc=False)}
+    assert without == every - {"driver-in-commit", "executor-killed", "spark-worker-killed"}
+    (named,) = choose_cells(["executor-killed"], TargetKind.DELTA, has_proc=False)
     assert named.name == "executor-killed"
+
+
+def test_a_spark_worker_is_killed_only_if_the_master_has_some() -> None:
+    every = {cell.name for cell in CELLS}
+    without = {cell.name for cell in choose_cells([], TargetKind.TOPIC, has_spark_workers=False)}
+    assert without == every - {"spark-worker-killed"}
+    with pytest.raises(ConfigError, match="needs the Spark workers of a standalone cluster"):
+        choose_cells(["calm", "spark-worker-killed"], TargetKind.TOPIC, has_spark_workers=False)
 
 
 @pytest.mark.behaviour("P7")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +15,10 @@ import pyarrow.parquet
 import pytest
 from support.trial import StandInDriver
 
-from oncelog import Admin, Broker
+from oncelog import Admin, Broker, Producer
 from oncelog.errors import ConfigError
 from oncelog.pipeline.restart_policy import ExitInfo, ExitKind
-from oncelog.testing.proxy.events import Direction, WireEvent
+from oncelog.testing.proxy.events import BatchSummary, Direction, Fate, WireEvent
 from oncelog.testing.proxy.events import Outcome as ProduceOutcome
 from oncelog.testing.proxy.txn_messages import TxnRequest
 from oncelog.trial import run
@@ -114,17 +116,33 @@ def test_a_record_for_another_topic_is_no_write_to_the_target() -> None:
     assert (elsewhere.writes, elsewhere.rules(Network.LOSE_ACKNOWLEDGEMENTS)) == (0, [])
 
 
-COMMITTED = WireEvent(
-    Direction.RESPONSE, "EndTxn", txn=TxnRequest(transactional_id="t", is_commit=True), txn_error_code=0
-)
+def sent_rows(topic: str, producer_id: int) -> WireEvent:
+    batch = BatchSummary(topic, 0, producer_id, 0, 0, 0, 1, 100)
+    return WireEvent(Direction.REQUEST, "Produce", batches=(batch,))
 
 
-def test_only_a_commit_that_succeeded_is_lost() -> None:
+def ended(producer_id: int, *, is_commit: bool = True, error_code: int = 0) -> WireEvent:
+    txn = TxnRequest(transactional_id="t", producer_id=producer_id, is_commit=is_commit)
+    return WireEvent(Direction.RESPONSE, "EndTxn", txn=txn, txn_error_code=error_code)
+
+
+def test_only_a_commit_with_rows_is_lost() -> None:
+    """Another producer, or an earlier transaction of the same one, may have sent the rows."""
     watch = _Watch("target")
     (rule,) = watch.rules(Network.LOSE_COMMITS)
-    assert not rule.matches(COMMITTED)
+    assert not rule.matches(ended(1))
+    watch.see(sent_rows("announcements", 2))
+    watch.see(sent_rows("target", 1))
     watch.see(produced("target"))
-    assert rule.matches(COMMITTED) and not rule.matches(replace(COMMITTED, txn_error_code=15))
+    assert rule.matches(ended(1)) and not rule.matches(ended(1, error_code=15))
+    assert not rule.matches(ended(2)) and not rule.matches(ended(1, is_commit=False))
+    watch.see(replace(ended(1), fate=Fate.DROPPED))
+    assert rule.matches(ended(1)) and watch.commits_lost == 1
+    watch.see(ended(1))
+    assert not rule.matches(ended(1))
+    watch.see(sent_rows("target", 1))
+    watch.see(WireEvent(Direction.RESPONSE, "InitProducerId", producer=(1, 5)))
+    assert not rule.matches(ended(1))
 
 
 def test_the_answers_that_are_cut_are_those_to_rows_of_the_target() -> None:
@@ -133,11 +151,50 @@ def test_the_answers_that_are_cut_are_those_to_rows_of_the_target() -> None:
     rules = {rule.api: rule for rule in watch.rules(Network.CUT_ANSWERS)}
     assert rules["Produce"].matches(produced("target"))
     assert not rules["Produce"].matches(produced("announcements"))
-    assert not rules["EndTxn"].matches(COMMITTED)
-    watch.see(produced("target"))
-    assert rules["EndTxn"].matches(COMMITTED)
+    assert not rules["Produce"].matches(produced("target", 6))  # no row was stored
+    assert not rules["EndTxn"].matches(ended(1))
+    watch.see(sent_rows("target", 1))
+    assert rules["EndTxn"].matches(ended(1))
     elsewhere = {rule.api: rule for rule in _Watch(None).rules(Network.CUT_ANSWERS)}
-    assert elsewhere["Produce"].matches(produced("announcements")) and elsewhere["EndTxn"].matches(COMMITTED)
+    assert elsewhere["Produce"].matches(produced("announcements")) and elsewhere["EndTxn"].matches(ended(1))
+
+
+@pytest.mark.behaviour("P7")
+def test_a_sink_that_does_not_use_the_proxy_is_not_called_clean(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1470: the response to a fetch was cut, and that was enough for `answers-cut`."""
+
+    def copy(self: StandInDriver, consumer: Any, _producer: Any, begin: Any, ends: Any) -> None:
+        with Producer({"bootstrap.servers": trial.servers}) as producer:
+            StandInDriver._copy(self, consumer, producer, begin, ends)
+
+    outcome = outcome_of("answers-cut", trial, monkeypatch, _copy=copy)
+    assert outcome.verdict is Verdict.NOT_REACHED and "other addresses" in outcome.detail, outcome
+
+
+@pytest.mark.behaviour("P7")
+def test_rows_that_were_locked_at_a_commit_are_no_later_write(trial: Trial) -> None:
+    """R1473: the number of rows was an old one while a writer locked the database."""
+    chosen = replace(trial, kind=TargetKind.SQLITE)
+    (cell,) = choose_cells(["driver-in-write"], chosen.kind)
+    cell_run = _CellRun(chosen, cell)
+    cell_run._proxy = SimpleNamespace(add=lambda _rule: None)
+    directory = trial.work_dir / cell.name
+    for name in ("control", "target", "checkpoint/offsets", "checkpoint/commits"):
+        (directory / name).mkdir(parents=True)
+    with closing(sqlite3.connect(cell_run._target.address, isolation_level=None)) as database:
+        database.execute("CREATE TABLE rows (id TEXT)")
+        cell_run._arm()
+        database.execute("INSERT INTO rows VALUES ('0')")
+        database.execute("BEGIN EXCLUSIVE")
+        for name in ("offsets/0", "commits/0", "offsets/1"):
+            (directory / "checkpoint" / name).touch()
+        assert not has_come(Moment.STORED, cell_run._evidence())
+        database.execute("ROLLBACK")
+        assert not has_come(Moment.STORED, cell_run._evidence())
+        database.execute("INSERT INTO rows VALUES ('1')")
+        assert has_come(Moment.STORED, cell_run._evidence())
 
 
 def test_a_write_of_an_earlier_micro_batch_does_not_count(trial: Trial) -> None:

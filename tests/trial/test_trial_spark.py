@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from oncelog_devtools import cluster_state
 from oncelog_devtools.apache_kafka import ApacheKafka
 from oncelog_devtools.spark_cluster import SparkCluster
 from support import ROOT
@@ -109,6 +110,31 @@ def test_sparks_own_sink_doubles_a_micro_batch_whose_commit_is_lost(
     assert row["lost"] == 0 and 0 < row["doubled"] <= 200
 
 
+SHUFFLED = """
+def pipeline(spark, settings):
+    servers = settings["BOOTSTRAP_SERVERS"]
+    rows = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers)
+    rows = rows.option("subscribe", settings["SOURCE"]).option("startingOffsets", "earliest").load()
+    writer = rows.select("key", "value").repartition(2).writeStream.format("kafka")
+    writer = writer.option("kafka.bootstrap.servers", servers).option("topic", settings["TARGET"])
+    return writer.option("checkpointLocation", settings["CHECKPOINT"]).start()
+"""
+
+
+@pytest.mark.behaviour("P7")
+def test_a_task_fails_that_writes_rows_behind_a_shuffle(
+    monkeypatch: pytest.MonkeyPatch, connector_jar_files: list[str], tmp_path: Path
+) -> None:
+    """R1471: only tasks that read the source failed, so that a sink that is at-least-once was clean."""
+    (tmp_path / "shuffled.py").write_text(SHUFFLED)
+    work, conf = str(tmp_path / "work"), "spark.jars=" + ",".join(connector_jar_files)
+    options = ("--cells", "task-fails", "--work-dir", work, "--conf", conf)
+    outcome = trial(monkeypatch, str(tmp_path / "shuffled.py"), *options)
+    row = only_row(outcome)
+    assert (outcome.code, row["verdict"], row["happened"]) == (3, "violated", "yes"), outcome
+    assert row["lost"] == 0 and row["doubled"] > 0
+
+
 @pytest.mark.behaviour("P7")
 def test_an_executor_that_is_killed_loses_and_doubles_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -142,6 +168,32 @@ def test_a_standalone_cluster_whose_executor_and_driver_are_killed_loses_and_dou
     # Two executors for each driver, and one in the place of the killed one.
     logs = list((tmp_path / "spark").glob(str(Path("worker-*", "work", "app-*", "*", "stderr"))))
     assert len(logs) >= 3
+
+
+@pytest.fixture
+def restartable_cluster(tmp_path: Path) -> Iterator[Path]:
+    """Start a cluster whose worker may be started again by others, and return its directory."""
+    directory = tmp_path / "spark"
+    try:
+        cluster_state.start_spark(directory, workers=2, cores=1, memory_mb=1024, outlive_parent=False)
+        yield directory
+    finally:
+        cluster_state.stop(directory)
+
+
+@pytest.mark.behaviour("P7")
+def test_a_spark_worker_that_is_killed_and_started_again_loses_and_doubles_nothing(
+    monkeypatch: pytest.MonkeyPatch, restartable_cluster: Path, tmp_path: Path
+) -> None:
+    work, file = tmp_path / "work", str(EXAMPLES / "to_topic.py")
+    before = cluster_state.find(restartable_cluster)
+    master = f"spark://127.0.0.1:{before[0].port}"
+    options = ("--cells", "spark-worker-killed", "--master", master, "--work-dir", str(work))
+    row = only_row(outcome := trial(monkeypatch, file, *options))
+    assert (outcome.code, row["verdict"], row["happened"], row["found"]) == (0, "clean", "yes", 400), outcome
+    after = cluster_state.find(restartable_cluster)
+    assert [node.name for node in after if node.is_running] == ["master", "worker-1", "worker-2"]
+    assert len({node.pid for node in before} & {node.pid for node in after}) == 2
 
 
 @pytest.mark.behaviour("P7")

@@ -24,7 +24,7 @@ from support.wait import wait_until
 
 from oncelog.errors import MissingDependency
 from oncelog.trial import fault_point
-from oncelog.trial.fault_point import Strikes, TaskFault, pass_rows
+from oncelog.trial.fault_point import Attempt, Strikes, TaskFault, pass_rows
 from oncelog.trial.judgement import row_id
 from oncelog.trial.plan import Strike, TargetKind
 from oncelog.trial.targets import target_of
@@ -175,7 +175,7 @@ def test_the_rows_of_a_sqlite_database_are_those_with_an_id(tmp_path: Path) -> N
     with closing(sqlite3.connect(target.address, isolation_level=None)) as database:
         assert target.count_writes() == 2
         database.execute("BEGIN EXCLUSIVE")
-        assert target.count_writes() == 2
+        assert target.count_writes() is None
         database.execute("ROLLBACK")
 
 
@@ -228,16 +228,22 @@ class Control:
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.directory, self.strikes = directory, Strikes(directory)
-        self.task = (0, 0)
-        monkeypatch.setattr(fault_point, "_task", lambda: self.task)
+        self.attempt = Attempt()
+        monkeypatch.setattr(fault_point, "_attempt", lambda: self.attempt)
         # While a task waits at the fault point, the trial counts the files. So count them here.
-        monkeypatch.setattr(fault_point, "_wait_while", lambda condition: self.strikes.look(1))
+        monkeypatch.setattr(fault_point, "_wait_while", lambda *_: self.strikes.look(1))
 
     def passed(
-        self, count: int, *, stage: int = 0, attempt: int = 0, strike: Strike = Strike.RAISE
+        self,
+        count: int,
+        *,
+        stage: int = 0,
+        partition: int = 0,
+        attempt: int = 0,
+        strike: Strike = Strike.RAISE,
     ) -> list[int]:
         """Return the ids of the rows that a task passes on. If the task then fails, -1 follows them."""
-        ids, self.task = [], (stage, attempt)
+        ids, self.attempt = [], Attempt(stage, partition, attempt)
         rows = pass_rows(batches(count), control=str(self.directory), strike=strike.value, driver="d")
         try:
             for batch in rows:
@@ -277,11 +283,23 @@ def test_a_job_that_only_looks_at_a_micro_batch_does_not_use_up_the_fault(contro
     assert control.strikes.has_counted
 
 
+@pytest.mark.behaviour("P7")
+def test_only_another_attempt_at_the_task_that_failed_is_its_repetition(control: Control) -> None:
+    """Spark may repeat another task of the stage. A second step sees the attempt that fails, too."""
+    control.strikes.arm()
+    assert control.passed(4, partition=1, attempt=7) == [0, 1, -1]
+    for partition, attempt in ((1, 7), (0, 8)):
+        assert control.passed(4, partition=partition, attempt=attempt) == [0, 1, 2, 3]
+        assert not control.strikes.has_counted
+    assert control.passed(4, partition=1, attempt=9) == [0, 1, 2, 3]
+    assert control.strikes.has_counted
+
+
 def test_a_task_waits_for_a_write_of_its_own_stage(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     writes = iter((0, 3, 3, 4))
     seen = []
 
-    def wait(condition: Callable[[], bool]) -> None:
+    def wait(condition: Callable[[], bool], *_: float) -> None:
         for _ in range(2):
             control.strikes.look(next(writes))
             seen.append(condition())
@@ -325,12 +343,27 @@ def test_an_executor_is_killed_with_the_worker_of_the_task(
     assert killed == [(60, signal.SIGKILL), (os.getpid(), signal.SIGKILL)]
 
 
+def test_a_task_asks_the_trial_to_kill_the_spark_worker_of_its_executor(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = "java org.apache.spark.executor.CoarseGrainedExecutorBackend --worker-url x"
+    worker = "java org.apache.spark.deploy.worker.Worker --host 127.0.0.1"
+    processes = {os.getpid(): (70, "python"), 70: (60, executor), 60: (1, worker)}
+    monkeypatch.setattr(fault_point, "_parent_and_command", processes.__getitem__)
+    control.strikes.arm()
+    # The task waits while its executor lives, and fails if it survives.
+    assert control.passed(3, strike=Strike.KILL_SPARK_WORKER) == [0, 1, -1]
+    assert (control.strikes.take_kills(), control.strikes.take_kills()) == ([60], [])
+    assert control.passed(3, attempt=1, strike=Strike.KILL_SPARK_WORKER) == [0, 1, 2]
+    assert control.strikes.has_counted
+
+
 def test_a_task_that_no_executor_runs_is_no_fault(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a local master, the JVM of the driver runs the tasks."""
     processes = {os.getpid(): (60, "python"), 60: (50, "java SparkSubmit"), 50: (1, "python")}
     monkeypatch.setattr(fault_point, "_parent_and_command", processes.__getitem__)
     control.strikes.arm()
-    with pytest.raises(RuntimeError, match="no process above this Python worker is an executor"):
+    with pytest.raises(RuntimeError, match="no process above this Python worker is a Coarse"):
         control.passed(3, strike=Strike.KILL_EXECUTOR)
     control.strikes.query_failed()
     assert not control.strikes.has_counted

@@ -153,11 +153,10 @@ def command(
     """
     from oncelog.spark.session import check_spark
     from oncelog.trial.judgement import exit_code
-    from oncelog.trial.plan import TargetKind, choose_cells
+    from oncelog.trial.plan import TargetKind
 
     settings, spark_conf = parse_properties(pairs), parse_properties(conf)
-    names = [name.strip() for name in cells.split(",")] if cells else []
-    chosen = choose_cells(names, TargetKind(kind), can_kill_executors=sys.platform == "linux")
+    chosen = _chosen_cells(cells, kind, options["master"])
     _check_options(kind, report, options)
     cluster_name = _cluster_name(servers, options.pop("cluster_name"))
     options["row"] = options["row"] or DEFAULT_ROW
@@ -180,6 +179,17 @@ def command(
         _show(outcomes, trial, cluster_name, report, output)
         if code := exit_code(outcome.verdict for outcome in outcomes):
             sys.exit(code)
+
+
+def _chosen_cells(cells: str | None, kind: str, master: str) -> tuple[Cell, ...]:
+    from oncelog.trial.masters import standalone_hosts
+    from oncelog.trial.plan import TargetKind, choose_cells
+
+    names = [name.strip() for name in cells.split(",")] if cells else []
+    has_workers = bool(standalone_hosts(master))
+    return choose_cells(
+        names, TargetKind(kind), has_proc=sys.platform == "linux", has_spark_workers=has_workers
+    )
 
 
 def _check_options(kind: str, report: Path | None, options: Mapping[str, Any]) -> None:

@@ -1,14 +1,16 @@
 """The faults inside the pipeline's processes: a task fails, or a micro-batch is held at its end.
 
-A step between the source and the user's plan runs in Spark's Python workers, and makes a task fail. A wrapper
-of the functions of foreachBatch runs in the driver, and holds a micro-batch. A task is "struck" if it was
-chosen to fail. The trial and these processes communicate by files in a control directory:
+A step behind each source and before each writer runs in Spark's Python workers, and makes a task fail. The
+step before the writer makes the tasks fail that write: if the plan shuffles or caches rows, these do not read
+the source. A wrapper of the functions of foreachBatch runs in the driver, and holds a micro-batch. A task is
+"struck" if it was chosen to fail. The trial and these processes communicate by files in a control directory:
 
     armed           by the trial: strike a task of each stage that reads rows, or hold the next micro-batch
     struck-STAGE    by a task: it is struck, and no other task of its stage will be
     written-STAGE   by the trial: a write has reached the target since the strike, so the task may fail
-    raised-STAGE    by a task: it fails now
+    raised-STAGE    by a task: it fails now; the file names the attempt and its partition
     repeated        by a task: Spark repeats the task after this failure, so the failure had an effect
+    kill-PID        by a task: the trial must kill this Spark worker, and start it again
 
 One task of each stage fails, because a pipeline may read a micro-batch before it writes it, for example with
 `isEmpty()` or `count()`. A failure in such a job proves nothing about the sink. Spark even ignores the
@@ -24,7 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncelog.trial.plan import Strike
 
@@ -32,10 +34,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ARMED, STRUCK, WRITTEN, RAISED, REPEATED = "armed", "struck", "written", "raised", "repeated"
+KILL = "kill"
+SPARK_WORKER = "org.apache.spark.deploy.worker.Worker"
+"""The main class of a worker of a standalone cluster."""
 _BATCHES_BEFORE = 2
 """The number of Arrow batches that a task passes on before the fault."""
 _WAIT_TIMEOUT_S = 10.0
 """Longest wait for a write in seconds. Some sinks write nothing before their task has all rows."""
+_EXECUTOR_TIMEOUT_S = 60.0
+"""Longest wait in seconds for the end of an executor whose Spark worker was killed."""
 _POLL_S = 0.02
 _EXECUTOR = "CoarseGrainedExecutorBackend"
 """Part of the name of the main class of an executor's JVM, with any cluster manager."""
@@ -49,8 +56,10 @@ def instrument(control: Path, strike: Strike) -> None:
     """Add the fault to every query that this process starts from now on."""
     if strike is Strike.HOLD:
         _hold_batches(control)
-    else:
-        _follow_sources(control, strike)
+        return
+    add_step = partial(with_step, control=str(control), strike=strike.value, driver=secrets.token_hex(4))
+    _follow_sources(add_step)
+    _precede_writers(add_step)
 
 
 def _hold_batches(control: Path) -> None:
@@ -69,19 +78,45 @@ def _hold_batches(control: Path) -> None:
     DataStreamWriter.foreachBatch = held
 
 
-def _follow_sources(control: Path, strike: Strike) -> None:
-    """Insert the step with the fault after every source that `spark.readStream` loads."""
+def with_step(frame: Any, *, control: str, strike: str, driver: str) -> Any:
+    """Return the rows of a frame behind the step with the fault. The step cannot pass on two columns of the
+    same name, so such a frame stays as it is.
+    """
+    if len(set(frame.columns)) < len(frame.columns):
+        return frame
+    return frame.mapInArrow(partial(pass_rows, control=control, strike=strike, driver=driver), frame.schema)
+
+
+def _follow_sources(add_step: Callable[[Any], Any]) -> None:
+    """Insert the step after every source that `spark.readStream` loads."""
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
     load = DataStreamReader.load
-    driver = secrets.token_hex(4)
+    DataStreamReader.load = lambda *arguments, **options: add_step(load(*arguments, **options))
 
-    def load_with_fault(reader: Any, *arguments: Any, **options: Any) -> Any:
-        frame = load(reader, *arguments, **options)
-        fault_point = partial(pass_rows, control=str(control), strike=strike.value, driver=driver)
-        return frame.mapInArrow(fault_point, frame.schema)
 
-    DataStreamReader.load = load_with_fault
+def _precede_writers(add_step: Callable[[Any], Any]) -> None:
+    """Insert the step before every writer of a streaming query, and before those that a function of
+    foreachBatch uses.
+    """
+    from pyspark.sql.classic.dataframe import DataFrame
+
+    stream_writer_of, writer_of, table_writer_of = (
+        DataFrame.writeStream.fget,
+        DataFrame.write.fget,
+        DataFrame.writeTo,
+    )
+    DataFrame.writeStream = property(lambda frame: stream_writer_of(add_step(frame)))
+    DataFrame.write = property(lambda frame: writer_of(add_step(frame)))
+    DataFrame.writeTo = lambda frame, table: table_writer_of(add_step(frame), table)
+
+
+class Attempt(NamedTuple):
+    """An attempt of Spark at a task. `stage` and `partition` are the same in all attempts at this task."""
+
+    stage: int = 0
+    partition: int = 0
+    number: int = 0
 
 
 def pass_rows(
@@ -93,30 +128,41 @@ def pass_rows(
 
     `driver` distinguishes the stages of this driver process from those of earlier ones.
     """
-    directory = Path(control)
-    stage, attempt = _task()
-    stage_name = f"{driver}.{stage}"
-    if attempt > 0 and (directory / f"{RAISED}-{stage_name}").exists():
+    directory, attempt = Path(control), _attempt()
+    stage_name = f"{driver}.{attempt.stage}"
+    if is_repeated(directory / f"{RAISED}-{stage_name}", attempt):
         (directory / REPEATED).touch()
     passed = 0
     for batch in batches:
         if passed == _BATCHES_BEFORE:
-            _strike_if_armed(directory, strike, stage_name)
+            _strike_if_armed(directory, strike, stage_name, attempt)
         yield batch
         passed += batch.num_rows > 0
     if 0 < passed <= _BATCHES_BEFORE:
-        _strike_if_armed(directory, strike, stage_name)
+        _strike_if_armed(directory, strike, stage_name, attempt)
 
 
-def _task() -> tuple[int, int]:
-    """Return the stage of the running task, and the number of earlier attempts at this task."""
+def _attempt() -> Attempt:
+    """Return the attempt that this process runs."""
     from pyspark import TaskContext
 
     task = TaskContext.get()
-    return (0, 0) if task is None else (task.stageId(), task.attemptNumber())
+    return Attempt() if task is None else Attempt(task.stageId(), task.partitionId(), task.taskAttemptId())
 
 
-def _strike_if_armed(control: Path, strike: str, stage_name: str) -> None:
+def is_repeated(raised: Path, attempt: Attempt) -> bool:
+    """Return True if the file `raised` names another attempt at the same task.
+
+    The attempt's number within its task would not do, because it is 0 again if Spark repeats the whole stage.
+    """
+    try:
+        failed = Attempt(*map(int, raised.read_text().split()))
+    except FileNotFoundError:
+        return False
+    return failed.partition == attempt.partition and failed.number != attempt.number
+
+
+def _strike_if_armed(control: Path, strike: str, stage_name: str, attempt: Attempt) -> None:
     if not (control / ARMED).exists():
         return
     try:
@@ -125,10 +171,25 @@ def _strike_if_armed(control: Path, strike: str, stage_name: str) -> None:
         return
     _wait_while(lambda: not (control / f"{WRITTEN}-{stage_name}").exists())
     victims = _victims(strike)
-    (control / f"{RAISED}-{stage_name}").touch()
+    raised = control / f"{RAISED}-{stage_name}"
+    raised.with_name(f".{raised.name}").write_text(" ".join(map(str, attempt)))
+    raised.with_name(f".{raised.name}").rename(raised)
+    if strike == Strike.KILL_SPARK_WORKER:
+        _die_with_spark_worker(control, victims[0])
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
     raise TaskFault("oncelog trial: this task fails once")
+
+
+def _die_with_spark_worker(control: Path, pid: int) -> None:
+    """Let the trial kill the Spark worker, and wait until the executor ends, which ends this process too.
+
+    Raises TaskFault if this takes too long.
+    """
+    executor = executor_above(os.getpid(), _parent_and_command)
+    (control / f"{KILL}-{pid}").touch()
+    _wait_while(lambda: Path("/proc", str(executor)).exists(), _EXECUTOR_TIMEOUT_S)
+    raise TaskFault("oncelog trial: the executor of a Spark worker that was killed is still running")
 
 
 def _victims(strike: str) -> list[int]:
@@ -138,6 +199,8 @@ def _victims(strike: str) -> list[int]:
             return [os.getpid()]
         case Strike.KILL_EXECUTOR:
             return [executor_above(os.getpid(), _parent_and_command), os.getpid()]
+        case Strike.KILL_SPARK_WORKER:
+            return [process_above(os.getpid(), SPARK_WORKER, _parent_and_command)]
         case _:
             return []
 
@@ -148,12 +211,17 @@ def executor_above(pid: int, look_up: Callable[[int], tuple[int, str]]) -> int:
     `look_up` returns the parent and the command line of a process. Raises RuntimeError if no process above
     `pid` is an executor.
     """
+    return process_above(pid, _EXECUTOR, look_up)
+
+
+def process_above(pid: int, main_class: str, look_up: Callable[[int], tuple[int, str]]) -> int:
+    """Return the id of the nearest process, from `pid` upwards, whose command line names this class."""
     while pid > 1:
         parent, command = look_up(pid)
-        if _EXECUTOR in command:
+        if main_class in command:
             return pid
         pid = parent
-    raise RuntimeError("oncelog trial: no process above this Python worker is an executor")
+    raise RuntimeError(f"oncelog trial: no process above this Python worker is a {main_class}")
 
 
 def _parent_and_command(pid: int) -> tuple[int, str]:
@@ -199,6 +267,13 @@ class Strikes:
                 (self._control / f"{WRITTEN}-{stage_name}").touch()
         self._writes = writes
 
+    def take_kills(self) -> list[int]:
+        """Return the ids of the Spark workers that tasks have asked the trial to kill, each once."""
+        files = list(self._control.glob(f"{KILL}-*"))
+        for file in files:
+            file.unlink()
+        return [int(file.name.removeprefix(f"{KILL}-")) for file in files]
+
     def query_failed(self) -> None:
         """Handle a failure of the query. If a task was made to fail before, the failure counts as its effect,
         and the fault is disarmed.
@@ -217,7 +292,7 @@ class Strikes:
         return self._has_failed_query or (self._control / REPEATED).exists()
 
 
-def _wait_while(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _WAIT_TIMEOUT_S
+def _wait_while(condition: Callable[[], bool], timeout_s: float = _WAIT_TIMEOUT_S) -> None:
+    deadline = time.monotonic() + timeout_s
     while condition() and time.monotonic() < deadline:
         time.sleep(_POLL_S)

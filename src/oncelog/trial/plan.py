@@ -49,15 +49,17 @@ class TargetKind(StrEnum):
 class Strike(StrEnum):
     """A fault inside the pipeline's processes.
 
-    RAISE          a task raises in the middle of its rows
-    KILL_WORKER    a task's Python worker is killed in the middle of its rows
-    KILL_EXECUTOR  the JVM of a task's executor is killed in the middle of the task's rows
-    HOLD           a function of foreachBatch has done its work, and does not return before the kill
+    RAISE              a task raises in the middle of its rows
+    KILL_WORKER        a task's Python worker is killed in the middle of its rows
+    KILL_EXECUTOR      the JVM of a task's executor is killed in the middle of the task's rows
+    KILL_SPARK_WORKER  the Spark worker of a task's executor is killed in the middle of the task's rows
+    HOLD               a function of foreachBatch has done its work, and does not return before the kill
     """
 
     RAISE = "raise"
     KILL_WORKER = "kill-worker"
     KILL_EXECUTOR = "kill-executor"
+    KILL_SPARK_WORKER = "kill-spark-worker"
     HOLD = "hold"
 
 
@@ -113,6 +115,11 @@ CELLS = (
         strike=Strike.KILL_EXECUTOR,
     ),
     Cell(
+        "spark-worker-killed",
+        "the Spark worker of a task's executor is killed in the middle of its rows, and started again",
+        strike=Strike.KILL_SPARK_WORKER,
+    ),
+    Cell(
         "driver-before-write",
         "the driver is killed after a micro-batch is planned and before a row is written",
         network=Network.LOSE_READS,
@@ -147,23 +154,34 @@ CELLS = (
 
 
 def choose_cells(
-    names: Collection[str], kind: TargetKind, *, can_kill_executors: bool = True
+    names: Collection[str], kind: TargetKind, *, has_proc: bool = True, has_spark_workers: bool = True
 ) -> tuple[Cell, ...]:
     """Return the named cells in the order of CELLS; without names, all cells that can happen.
 
-    `can_kill_executors` is True if a process can find the executor that started it. Raises ConfigError for
-    an unknown name.
+    `has_proc` is True if a process can find the executor that started it, and `has_spark_workers` if the
+    master is that of a standalone cluster. Raises ConfigError for an unknown name, and for a cell that needs
+    such a cluster.
     """
     unknown = [name for name in names if name not in {cell.name for cell in CELLS}]
     if unknown:
         known = ", ".join(cell.name for cell in CELLS)
         raise ConfigError(f"--cells: no cell is named {unknown[0]!r}; there are {known}")
     if names:
-        return tuple(cell for cell in CELLS if cell.name in names)
-    impossible = [cell for cell in CELLS if cell.strike is Strike.KILL_EXECUTOR and not can_kill_executors]
+        chosen = tuple(cell for cell in CELLS if cell.name in names)
+        if any(cell.strike is Strike.KILL_SPARK_WORKER for cell in chosen) and not has_spark_workers:
+            raise ConfigError(
+                "--cells spark-worker-killed needs the Spark workers of a standalone cluster: "
+                "--master spark://HOST:PORT (oncelog dev spark start)"
+            )
+        return chosen
+    impossible: set[Strike | Moment] = set()
+    if not has_proc:
+        impossible |= {Strike.KILL_EXECUTOR, Strike.KILL_SPARK_WORKER}
+    if not has_spark_workers:
+        impossible.add(Strike.KILL_SPARK_WORKER)
     if kind is not TargetKind.TOPIC:
-        impossible += [cell for cell in CELLS if cell.kill_at is Moment.COMMITTING]
-    return tuple(cell for cell in CELLS if cell not in impossible)
+        impossible.add(Moment.COMMITTING)
+    return tuple(cell for cell in CELLS if not impossible & {cell.strike, cell.kill_at})
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +194,7 @@ class Evidence:
     - `writes`: the number of responses that report stored rows, or of new files or rows in the target.
     - `new_writes`: those that were first seen after the last commit of a micro-batch. They belong to a
       micro-batch that is planned and not committed.
+    - `row_cuts`: the number of cut responses to rows of the target; None if the target is no topic.
     - `has_struck`: a task was made to fail.
     - `has_counted`: Spark repeated that task, or the query failed because of it.
 
@@ -190,6 +209,7 @@ class Evidence:
     reads_lost: int = 0
     commits_lost: int = 0
     cuts: int = 0
+    row_cuts: int | None = None
     has_struck: bool = False
     has_counted: bool = False
 
@@ -220,7 +240,7 @@ def why_not(cell: Cell, evidence: Evidence) -> str | None:
             return None
         if evidence.has_struck:
             return "Spark did not need the task that failed, so it did not repeat it"
-        return "no task read rows of a source made by spark.readStream"
+        return "no task had rows of a source of spark.readStream, or rows for a writer of Spark"
     match cell.kill_at:
         case Moment.PLANNED if evidence.reads_lost == 0:
             return "no task read the source before the micro-batch was finished"
@@ -244,6 +264,8 @@ def why_not(cell: Cell, evidence: Evidence) -> str | None:
             return "a micro-batch without rows was committed before the driver was dead"
     if cell.network is Network.CUT_ANSWERS and evidence.cuts == 0:
         return "the pipeline sent nothing whose response could be cut"
+    if cell.network is Network.CUT_ANSWERS and evidence.row_cuts == 0:
+        return "no response to rows of the target was cut: the pipeline sends them to other addresses"
     return None
 
 

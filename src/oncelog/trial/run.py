@@ -26,6 +26,7 @@ from oncelog.trial.judgement import Counts, Verdict, count, foreign_text, judge,
 from oncelog.trial.masters import network_conf
 from oncelog.trial.plan import Cell, Evidence, Network, TargetKind, has_come, master_of, spread, why_not
 from oncelog.trial.spark_checkpoint import CheckpointState, read_checkpoint, remove_last_commit
+from oncelog.trial.spark_worker import restart_spark_worker
 from oncelog.trial.targets import PostgresqlTarget, Target, target_of
 
 PARTITIONS = 2
@@ -166,22 +167,43 @@ class _Watch:
         self._topic = topic
         self.writes = self.reads_lost = self.commits_lost = 0
         self.cuts: Counter[str] = Counter()
+        self._with_rows: set[int] = set()
+        """The ids of producers that have sent rows for the target since their last commit or abort."""
+
+    @property
+    def row_cuts(self) -> int | None:
+        """The number of responses to rows of the target that were cut; None if the target is no topic."""
+        return None if self._topic is None else self.cuts["Produce"]
 
     def see(self, event: WireEvent) -> None:
+        if event.direction is Direction.REQUEST:
+            self._with_rows.update(
+                batch.producer_id
+                for batch in event.batches
+                if batch.topic == self._topic and batch.producer_id is not None
+            )
         if event.direction is not Direction.RESPONSE:
             return
         if event.fate is Fate.CUT:
             self.cuts[event.api] += 1
         is_lost = event.fate is Fate.DROPPED
-        if event.api == "Produce" and any(self._is_write(outcome) for outcome in event.outcomes):
+        if event.api == "Produce" and self._has_write(event):
             self.writes += 1
         elif event.api == "Fetch" and is_lost:
             self.reads_lost += 1
-        elif event.api == "EndTxn" and is_lost:
-            self.commits_lost += 1
+        elif event.api == "InitProducerId" and event.producer is not None:
+            # The response ends any open transaction of this producer.
+            self._with_rows.discard(event.producer[0])
+        elif event.api == "EndTxn":
+            self.commits_lost += is_lost
+            if event.fate is Fate.PASSED and event.txn is not None and not event.txn_error_code:
+                self._with_rows.discard(event.txn.producer_id or 0)
 
     def _is_write(self, outcome: ProduceOutcome) -> bool:
         return outcome.topic == self._topic and outcome.error_code == 0
+
+    def _has_write(self, event: WireEvent) -> bool:
+        return any(map(self._is_write, event.outcomes))
 
     def rules(self, network: Network | None) -> list[Rule]:
         """Return the proxy's rules that cause a network fault; no rules for None.
@@ -212,16 +234,18 @@ class _Watch:
         """Return the rule that cuts one response. If the target is a topic, this is one to rows of it, or
         to the commit of a transaction with such rows.
         """
-        if api == "Produce":
-            return Rule(action=Action.CUT, api=api, nth=1, topic=self._topic)
-        if api == "EndTxn" and self._topic is not None:
-            return Rule(action=Action.CUT, api=api, nth=1, match=self._is_commit)
-        return Rule(action=Action.CUT, api=api, nth=1)
+        matches = {"Produce": self._has_write, "EndTxn": self._is_commit} if self._topic is not None else {}
+        return Rule(action=Action.CUT, api=api, nth=1, match=matches.get(api))
 
     def _is_commit(self, event: WireEvent) -> bool:
-        # Ignore transactions without rows, such as those that store only the pipeline's own state.
-        is_commit = event.txn is not None and bool(event.txn.is_commit)
-        return is_commit and self.writes > 0 and not event.txn_error_code
+        """Return True for the response to the commit of a transaction with rows of the target.
+
+        A transaction without such rows stores only the pipeline's own state. Another producer may have rows
+        at the same time. Guard: test_only_a_commit_with_rows_is_lost.
+        """
+        txn = event.txn
+        is_commit = txn is not None and bool(txn.is_commit) and not event.txn_error_code
+        return is_commit and txn is not None and txn.producer_id in self._with_rows
 
 
 class _CellRun:
@@ -241,7 +265,8 @@ class _CellRun:
         self._ends: Counter[int] = Counter()
         self._marks: list[Mark] = []
         self._watch, self._writes_before = self._new_watch(), 0
-        self._writes_committed = 0
+        self._writes_in_target = self._writes_committed = 0
+        self._has_uncounted_commit = False
         self._strikes = Strikes(self._control)
         self._state = CheckpointState()
         self._has_happened, self._detail = cell.is_calm, ""
@@ -368,8 +393,11 @@ class _CellRun:
         return _Watch(self._target.address if self._trial.kind is TargetKind.TOPIC else None)
 
     def _arm(self) -> None:
-        self._watch, self._writes_before = self._new_watch(), self._target.count_writes()
-        self._writes_committed = 0
+        before = self._target.count_writes()
+        self._writes_before = self._writes_before + self._writes_in_target if before is None else before
+        self._watch = self._new_watch()
+        self._writes_in_target = self._writes_committed = 0
+        self._has_uncounted_commit = before is None
         for rule in self._watch.rules(self._cell.network):
             self._proxy.add(rule)
         if self._cell.strike is not None:
@@ -435,12 +463,17 @@ class _CellRun:
 
     def _evidence(self) -> Evidence:
         state = read_checkpoint(self._checkpoint, self._source)
-        writes = self._watch.writes + max(0, self._target.count_writes() - self._writes_before)
+        counted = self._target.count_writes()
+        if counted is not None:
+            self._writes_in_target = max(0, counted - self._writes_before)
+        writes = self._watch.writes + self._writes_in_target
         if state.committed != self._state.committed and state.committed is not None:
             self._mark(MarkKind.COMMIT, f"micro-batch {state.committed} committed")
+            self._has_uncounted_commit = True
+        if self._has_uncounted_commit and counted is not None:
             # The query may read one part of the rows in several micro-batches. Guard:
             # test_a_write_of_an_earlier_micro_batch_does_not_count.
-            self._writes_committed = writes
+            self._writes_committed, self._has_uncounted_commit = writes, False
         self._state = state
         watch = self._watch
         self._strikes.look(writes)
@@ -449,10 +482,11 @@ class _CellRun:
             is_consumed=state.covers(self._ends),
             has_rows=state.has_rows,
             writes=writes,
-            new_writes=writes - self._writes_committed,
+            new_writes=0 if self._has_uncounted_commit else writes - self._writes_committed,
             reads_lost=watch.reads_lost,
             commits_lost=watch.commits_lost,
             cuts=watch.cuts.total(),
+            row_cuts=watch.row_cuts,
             has_struck=self._strikes.has_begun,
             has_counted=self._strikes.has_counted,
         )
@@ -461,6 +495,9 @@ class _CellRun:
         """Wait for a condition. Restart the driver each time it ends. Raises TimedOut and OncelogError."""
         deadline = self._began + self._trial.timeout_s
         while not condition(evidence := self._evidence()):
+            for pid in self._strikes.take_kills():
+                restart_spark_worker(pid)
+                self._mark(MarkKind.FAULT, f"Spark worker {pid} killed (SIGKILL) and started again")
             if self._driver.exit_info is not None:
                 self._restart_ended()
             if time.monotonic() > deadline:

@@ -47,9 +47,9 @@ class Target(Protocol):
     address: str
     table: str
 
-    def count_writes(self) -> int:
+    def count_writes(self) -> int | None:
         """Return a number that grows when rows are written to the target; 0 for a topic, where the proxy
-        counts.
+        counts. Return None if a writer locks the target, so that it cannot be counted now.
         """
         ...
 
@@ -247,15 +247,13 @@ class SqliteTarget:
         self.address = self.table = str(file)
         self._file, self._id_name = file, id_name
         self.remark = ""
-        self._count = 0
 
-    def count_writes(self) -> int:
-        """Return the number of rows; the last known number while a writer locks the database."""
+    def count_writes(self) -> int | None:
+        """Return the number of rows; None while a writer locks the database."""
         try:
-            self._count = sum(1 for _ in self._rows(timeout_s=0))
+            return sum(1 for _ in self._rows(timeout_s=0))
         except sqlite3.OperationalError:
-            pass
-        return self._count
+            return None
 
     def read(self) -> Iterator[Row]:
         return self._rows(timeout_s=_LOCK_TIMEOUT_S)
@@ -289,7 +287,6 @@ class PostgresqlTarget:
         self._schema = schema_name(name)
         self.address, self.table = f"jdbc:{self._database.uri}", f"{self._schema}.rows"
         self.remark = ""
-        self._count = 0
         self._connection: Any = None
 
     def __enter__(self) -> Self:
@@ -310,16 +307,17 @@ class PostgresqlTarget:
             cursor.execute(query)
             return list(cursor.fetchall())
 
-    def count_writes(self) -> int:
-        """Return the number of rows; the last known number while a writer locks a table."""
-        tables = self._tables()
+    def count_writes(self) -> int | None:
+        """Return the number of rows; None while a writer locks a table."""
+        names = tables_with_rows(self._tables(), self._id_name)
+        if not names:
+            return 0
+        counts = (f"(SELECT count(*) FROM {self._qualified(name)})" for name in names)
         try:
-            if names := tables_with_rows(tables, self._id_name):
-                counts = (f"(SELECT count(*) FROM {self._qualified(name)})" for name in names)
-                ((self._count,),) = self._execute(f"SELECT {' + '.join(counts)}")
+            ((count,),) = self._execute(f"SELECT {' + '.join(counts)}")
         except StorageError:
-            pass
-        return self._count
+            return None
+        return int(count)
 
     def _qualified(self, table: str) -> str:
         return f"{self._schema}.{quoted(table)}"

@@ -154,10 +154,14 @@ def _write(directory: Path, nodes: list[NodeRecord]) -> None:
 
 
 def find(directory: Path) -> list[NodeRecord]:
-    """Return the nodes of the last start on `directory`, running or not; an empty list if there was none."""
+    """Return the nodes of the last start on `directory`, running or not; an empty list if there was none.
+
+    A node that was killed and started again by others, such as `oncelog trial`, has its new process id.
+    """
     try:
         state = json.loads((directory / FILE_NAME).read_text())
-        return [NodeRecord(*row) for row in state["nodes"]]
+        nodes = [NodeRecord(*row) for row in state["nodes"]]
+        return [node if node.is_running else replace(node, pid=_pid_now(node)) for node in nodes]
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError) as error:
@@ -182,6 +186,17 @@ def _has_ended(node: NodeRecord) -> bool:
     between the two would find its port in use, and would get another one.
     """
     return not node.is_running and are_free([node.port])
+
+
+def _pid_now(node: NodeRecord) -> int:
+    """Return the id of the Java process that runs with the node's configuration file; the recorded id if
+    there is none.
+    """
+    for directory in Path("/proc").glob("[0-9]*"):
+        words = _command_line(int(directory.name)).split()
+        if words and Path(words[0]).name == "java" and node.properties in words:
+            return int(directory.name)
+    return node.pid
 
 
 def _signal(nodes: list[NodeRecord], number: signal.Signals) -> None:
