@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ import pytest
 from support.trial import StandInDriver
 
 from oncelog import Admin, Broker, Producer
-from oncelog.errors import ConfigError
+from oncelog.errors import ConfigError, OncelogError
 from oncelog.pipeline.restart_policy import ExitInfo, ExitKind
 from oncelog.testing.proxy.events import BatchSummary, Direction, Fate, WireEvent
 from oncelog.testing.proxy.events import Outcome as ProduceOutcome
@@ -90,8 +90,9 @@ def test_a_fault_that_does_not_happen_is_no_pass(
     assert outcome.verdict is Verdict.NOT_REACHED and outcome.detail, outcome
 
 
-def test_cut_answers_are_named(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome = outcome_of("answers-cut", trial, monkeypatch)
+@pytest.mark.parametrize("cell", ["requests-cut", "answers-cut"])
+def test_what_is_cut_is_named(cell: str, trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = outcome_of(cell, trial, monkeypatch)
     assert outcome.verdict is Verdict.CLEAN, outcome
     assert outcome.detail == "cut: Fetch 1, Produce 1"
 
@@ -157,6 +158,35 @@ def test_the_answers_that_are_cut_are_those_to_rows_of_the_target() -> None:
     assert rules["EndTxn"].matches(ended(1))
     elsewhere = {rule.api: rule for rule in _Watch(None).rules(Network.CUT_ANSWERS)}
     assert elsewhere["Produce"].matches(produced("announcements")) and elsewhere["EndTxn"].matches(ended(1))
+
+
+def test_the_requests_that_are_cut_are_those_with_rows_of_the_target() -> None:
+    watch = _Watch("target")
+    rules = {rule.api: rule for rule in watch.rules(Network.CUT_REQUESTS)}
+    commit = replace(ended(1), direction=Direction.REQUEST, txn_error_code=None)
+    assert rules["Produce"].matches(sent_rows("target", 1))
+    assert not rules["Produce"].matches(sent_rows("announcements", 1))
+    assert not rules["EndTxn"].matches(commit)
+    watch.see(replace(sent_rows("target", 1), fate=Fate.CUT))
+    assert rules["EndTxn"].matches(commit) and watch.row_cuts == 1
+
+
+@pytest.mark.behaviour("P7")
+def test_a_sink_that_ignores_its_errors_loses_rows_of_a_request_that_is_cut(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1474: a lost response loses no row of such a sink, so that no cell showed its fault."""
+
+    def copy(self: StandInDriver, consumer: Any, _producer: Any, begin: Any, ends: Any) -> None:
+        settings = {"bootstrap.servers": self.settings["BOOTSTRAP_SERVERS"], "enable.idempotence": "false"}
+        with suppress(OncelogError), Producer({**settings, "retries": "0"}) as producer:
+            StandInDriver._copy(self, consumer, producer, begin, ends)
+
+    answers = outcome_of("answers-cut", trial, monkeypatch, _copy=copy)
+    assert answers.verdict is Verdict.CLEAN, answers
+    requests = outcome_of("requests-cut", trial, monkeypatch, _copy=copy)
+    assert requests.verdict is Verdict.VIOLATED and requests.has_happened, requests
+    assert requests.counts is not None and requests.counts.lost > 0 == requests.counts.doubled
 
 
 @pytest.mark.behaviour("P7")

@@ -69,7 +69,13 @@ class Network(Enum):
     LOSE_READS = "fetched rows do not arrive"
     LOSE_ACKNOWLEDGEMENTS = "rows are stored, and no acknowledgement arrives"
     LOSE_COMMITS = "transactions are committed, and no response arrives"
+    CUT_REQUESTS = "one request of each kind is lost together with its connection"
     CUT_ANSWERS = "one response of each kind is lost together with its connection"
+
+    @property
+    def cuts(self) -> bool:
+        """True if the fault cuts connections."""
+        return self in (Network.CUT_REQUESTS, Network.CUT_ANSWERS)
 
 
 class Moment(Enum):
@@ -146,6 +152,11 @@ CELLS = (
     ),
     Cell("driver-after-commit", "the driver is killed after Spark's commit", kill_at=Moment.COMMITTED),
     Cell(
+        "requests-cut",
+        "requests of the pipeline are lost together with their connections",
+        network=Network.CUT_REQUESTS,
+    ),
+    Cell(
         "answers-cut",
         "responses to the pipeline's requests are lost together with their connections",
         network=Network.CUT_ANSWERS,
@@ -174,14 +185,14 @@ def choose_cells(
                 "--master spark://HOST:PORT (oncelog dev spark start)"
             )
         return chosen
-    impossible: set[Strike | Moment] = set()
+    impossible: set[Strike | Moment | Network] = set()
     if not has_proc:
         impossible |= {Strike.KILL_EXECUTOR, Strike.KILL_SPARK_WORKER}
     if not has_spark_workers:
         impossible.add(Strike.KILL_SPARK_WORKER)
     if kind is not TargetKind.TOPIC:
-        impossible.add(Moment.COMMITTING)
-    return tuple(cell for cell in CELLS if not impossible & {cell.strike, cell.kill_at})
+        impossible |= {Moment.COMMITTING, Network.CUT_REQUESTS}
+    return tuple(cell for cell in CELLS if not impossible & {cell.strike, cell.kill_at, cell.network})
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +205,8 @@ class Evidence:
     - `writes`: the number of responses that report stored rows, or of new files or rows in the target.
     - `new_writes`: those that were first seen after the last commit of a micro-batch. They belong to a
       micro-batch that is planned and not committed.
-    - `row_cuts`: the number of cut responses to rows of the target; None if the target is no topic.
+    - `cuts`: the number of messages that were cut.
+    - `row_cuts`: those that had rows of the target or responded to some; None if the target is no topic.
     - `has_struck`: a task was made to fail.
     - `has_counted`: Spark repeated that task, or the query failed because of it.
 
@@ -262,10 +274,11 @@ def why_not(cell: Cell, evidence: Evidence) -> str | None:
             return "the next micro-batch was planned before the driver was dead"
         case Moment.COMMITTED if cell.removes_commit and not evidence.has_rows:
             return "a micro-batch without rows was committed before the driver was dead"
-    if cell.network is Network.CUT_ANSWERS and evidence.cuts == 0:
-        return "the pipeline sent nothing whose response could be cut"
-    if cell.network is Network.CUT_ANSWERS and evidence.row_cuts == 0:
-        return "no response to rows of the target was cut: the pipeline sends them to other addresses"
+    if cell.network is not None and cell.network.cuts:
+        if evidence.cuts == 0:
+            return "the pipeline sent nothing that could be cut"
+        if evidence.row_cuts == 0:
+            return "nothing about rows of the target was cut: the pipeline sends them to other addresses"
     return None
 
 

@@ -172,10 +172,12 @@ class _Watch:
 
     @property
     def row_cuts(self) -> int | None:
-        """The number of responses to rows of the target that were cut; None if the target is no topic."""
+        """The number of cut messages about rows of the target; None if the target is no topic."""
         return None if self._topic is None else self.cuts["Produce"]
 
     def see(self, event: WireEvent) -> None:
+        if event.fate is Fate.CUT:
+            self.cuts[event.api] += 1
         if event.direction is Direction.REQUEST:
             self._with_rows.update(
                 batch.producer_id
@@ -184,8 +186,6 @@ class _Watch:
             )
         if event.direction is not Direction.RESPONSE:
             return
-        if event.fate is Fate.CUT:
-            self.cuts[event.api] += 1
         is_lost = event.fate is Fate.DROPPED
         if event.api == "Produce" and self._has_write(event):
             self.writes += 1
@@ -227,18 +227,24 @@ class _Watch:
                     action=Action.DROP, api="EndTxn", direction=Direction.RESPONSE, match=self._is_commit
                 )
                 return [is_commit]
+            case Network.CUT_REQUESTS:
+                return [self._cut(api, Direction.REQUEST) for api in _CUT_APIS]
             case Network.CUT_ANSWERS:
-                return [self._cut(api) for api in _CUT_APIS]
+                return [self._cut(api, Direction.RESPONSE) for api in _CUT_APIS]
 
-    def _cut(self, api: str) -> Rule:
-        """Return the rule that cuts one response. If the target is a topic, this is one to rows of it, or
-        to the commit of a transaction with such rows.
+    def _cut(self, api: str, direction: Direction) -> Rule:
+        """Return the rule that cuts one message. If the target is a topic, this is one about rows of it, or
+        about the commit of a transaction with such rows.
         """
-        matches = {"Produce": self._has_write, "EndTxn": self._is_commit} if self._topic is not None else {}
-        return Rule(action=Action.CUT, api=api, nth=1, match=matches.get(api))
+        matches = {"Produce": self._has_rows, "EndTxn": self._is_commit} if self._topic is not None else {}
+        return Rule(action=Action.CUT, api=api, direction=direction, nth=1, match=matches.get(api))
+
+    def _has_rows(self, event: WireEvent) -> bool:
+        """Return True for a request with rows of the target, and for the response that they are stored."""
+        return self._has_write(event) or any(batch.topic == self._topic for batch in event.batches)
 
     def _is_commit(self, event: WireEvent) -> bool:
-        """Return True for the response to the commit of a transaction with rows of the target.
+        """Return True for a request or response about the commit of a transaction with rows of the target.
 
         A transaction without such rows stores only the pipeline's own state. Another producer may have rows
         at the same time. Guard: test_only_a_commit_with_rows_is_lost.
