@@ -1,7 +1,8 @@
 """Write the measured table of docs/trial.md from the runs in docs/trial-runs.
 
 `oncelog trial FILE -o json > docs/trial-runs/NAME.json` makes a run. `python tools/trial_page.py` then writes
-the page.
+the page. `python tools/trial_page.py merge NAME FILE...` replaces cells of a run by those of other runs of
+the same pipeline.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+
+from oncelog.trial.plan import CELLS, TargetKind, choose_cells
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "trial.md"
@@ -30,6 +33,7 @@ ORDER = (
 )
 """Names of the runs in the first columns. Other runs follow in the order of their names."""
 
+ORDER_OF_CELLS = [cell.name for cell in CELLS]
 OWN_CLUSTER = "the embedded broker"
 
 Rows = list[dict[str, Any]]
@@ -42,14 +46,49 @@ def load_runs() -> dict[str, Rows]:
     return {name: runs[name] for name in names}
 
 
-def cell_text(row: dict[str, Any] | None) -> str:
-    """Return `LOST/DOUBLED` for a fault in a run, "not run", "failed", or `did not happen (LOST/DOUBLED)`."""
+def possible_cells(facts: dict[str, str]) -> set[str]:
+    """Return the names of the cells whose fault can happen with the target and the master of a run."""
+    kind = TargetKind(facts["target"])
+    return {cell.name for cell in choose_cells([], kind, has_spark_workers="master" in facts)}
+
+
+def cell_text(cell: str, rows: Rows) -> str:
+    """Return `LOST/DOUBLED` for a fault in a run, "failed", or `did not happen (LOST/DOUBLED)`. If it was not
+    run, return "not run", or "-" if the fault cannot happen.
+    """
+    row = next((row for row in rows if row["cell"] == cell), None)
     if row is None:
-        return "not run"
+        is_possible = cell in possible_cells(rows[0]["facts"]) or cell not in ORDER_OF_CELLS
+        return "not run" if is_possible else "-"
     if row["lost"] is None or row["verdict"] == "failed":
         return "failed"
     figures = f"{row['lost']}/{row['doubled']}"
     return f"did not happen ({figures})" if row["happened"] == "no" else figures
+
+
+def position_of(cell: str) -> int:
+    """Return the position of a cell in the matrix, and the end of the matrix for an unknown cell."""
+    return ORDER_OF_CELLS.index(cell) if cell in ORDER_OF_CELLS else len(ORDER_OF_CELLS)
+
+
+def merged(rows: Rows, others: Rows) -> Rows:
+    """Return the cells of a run, those of other runs in their place, in the order of the matrix.
+
+    Raises ValueError if the runs differ in pipeline, target, rows, cluster or master.
+    """
+    names = ("pipeline", "target", "rows", "cluster", "master")
+    kinds = {tuple(row["facts"].get(name) for name in names) for row in [*rows, *others]}
+    if len(kinds) > 1:
+        raise ValueError(f"these are runs of different pipelines: {sorted(map(str, kinds))}")
+    cells = {row["cell"]: row for row in [*rows, *others]}
+    return sorted(cells.values(), key=lambda row: position_of(row["cell"]))
+
+
+def merge_files(name: str, files: list[str]) -> None:
+    run = RUNS / f"{name}.json"
+    rows = json.loads(run.read_text()) if run.exists() else []
+    others = [row for file in files for row in json.loads(Path(file).read_text())]
+    run.write_text(json.dumps(merged(rows, others), indent=2) + "\n")
 
 
 def head_of(facts: dict[str, str]) -> str:
@@ -66,13 +105,15 @@ def render(runs: dict[str, Rows]) -> str:
     heads = [head_of(rows[0]["facts"]) for rows in runs.values()]
     lines = [f"| fault | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(heads)]
     faults = {row["cell"]: row["fault"] for rows in runs.values() for row in rows}
-    for cell, fault in faults.items():
-        texts = [cell_text(next((r for r in rows if r["cell"] == cell), None)) for rows in runs.values()]
-        lines.append(f"| `{cell}`: {fault} | {' | '.join(texts)} |")
+    for cell in sorted(faults, key=position_of):
+        texts = [cell_text(cell, rows) for rows in runs.values()]
+        lines.append(f"| `{cell}`: {faults[cell]} | {' | '.join(texts)} |")
     lines += ["", "| run | rows | cluster | versions |", "| --- | --- | --- | --- |"]
     for rows in runs.values():
         facts = dict(rows[0]["facts"])
         head = head_of(facts)
+        if "Oncelog" in facts:
+            facts["Oncelog"] = " and ".join(sorted({row["facts"]["Oncelog"] for row in rows}))
         del facts["pipeline"], facts["target"]
         count, cluster = facts.pop("rows"), facts.pop("cluster")
         versions = ", ".join(f"{name} {value}" for name, value in facts.items())
@@ -87,6 +128,9 @@ def page_with(part: str, page: str) -> str:
 
 
 def main() -> int:
+    match sys.argv[1:]:
+        case ["merge", name, *files]:
+            merge_files(name, files)
     PAGE.write_text(page_with(render(load_runs()), PAGE.read_text()))
     return 0
 

@@ -41,6 +41,27 @@ def test_a_node_has_its_temporary_files_in_its_own_directory(
     assert f"-Djava.io.tmpdir={tmp_path}" in node._command
 
 
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="only Linux has /proc")
+def test_a_node_that_others_started_again_is_found_and_stopped(tmp_path: Path) -> None:
+    """`oncelog trial` kills a Spark worker and starts it again, so the recorded process id is an old one."""
+    properties = str(tmp_path / "spark.properties")
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    cluster_state._write(tmp_path, [cluster_state.NodeRecord("worker-1", 1, ended.pid, properties)])
+    (node,) = cluster_state.find(tmp_path)
+    assert not node.is_running and node.pid == ended.pid
+    named = ["bash", "-c", 'exec -a "$0" "$@"']
+    words = [sys.executable, "-c", "input()", properties]
+    with (
+        subprocess.Popen([*named, "editor", *words], stdin=-1) as editor,
+        subprocess.Popen([*named, "java", *words], stdin=-1) as again,
+    ):
+        wait_until(lambda: cluster_state.find(tmp_path)[0].is_running)
+        assert [node.pid for node in cluster_state.stop(tmp_path)] == [again.pid]
+        assert (again.wait(), editor.poll()) == (-signal.SIGTERM, None)
+        editor.kill()
+
+
 @pytest.fixture
 def directory(tmp_path: Path, kafka_class_path: str) -> Iterator[Path]:
     yield tmp_path / "kafka"

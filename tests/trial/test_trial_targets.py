@@ -434,6 +434,28 @@ def test_the_table_says_which_faults_did_not_happen() -> None:
     assert trial_page.render({"other": embedded}).startswith("| fault | `mine.py`, topic |")
 
 
+def test_a_fault_that_cannot_happen_is_not_said_to_be_left_out() -> None:
+    facts = {"pipeline": "mine.py", "target": "parquet", "rows": "9", "cluster": "ours"}
+    rows = [{"cell": "calm", "fault": "none", "facts": facts}]
+    topic = [{"cell": "calm", "fault": "none", "facts": {**facts, "target": "topic"}}]
+    master = [{"cell": "calm", "fault": "none", "facts": {**facts, "target": "topic", "master": "spark://"}}]
+    texts = [
+        [trial_page.cell_text(cell, run) for run in (rows, topic, master)]
+        for cell in ("driver-in-commit", "task-fails", "spark-worker-killed")
+    ]
+    assert texts == [["-", "not run", "not run"], ["not run"] * 3, ["-", "-", "not run"]]
+
+
+def test_cells_that_were_run_again_replace_the_earlier_ones() -> None:
+    facts = {"pipeline": "mine.py", "target": "topic", "rows": "9", "cluster": "ours", "Oncelog": "1"}
+    rows = [{"cell": cell, "lost": 0, "facts": facts} for cell in ("calm", "answers-cut")]
+    again = [{"cell": cell, "lost": 1, "facts": facts} for cell in ("answers-cut", "task-fails")]
+    found = [(row["cell"], row["lost"]) for row in trial_page.merged(rows, again)]
+    assert found == [("calm", 0), ("task-fails", 1), ("answers-cut", 1)]
+    with pytest.raises(ValueError, match="runs of different pipelines"):
+        trial_page.merged(rows, [{**again[0], "facts": {**facts, "cluster": "another"}}])
+
+
 def test_the_page_describes_every_cell_and_target() -> None:
     from oncelog.trial.plan import CELLS
 
