@@ -56,7 +56,7 @@ def test_positions_are_committed_automatically(servers: str, group: str) -> None
         for _ in attempts():
             count = len(consumer.poll(0.2))
             committed = consumer.committed([tp])[tp]
-            if committed is not None:
+            if committed is not None and committed.offset:  # position 0 may be committed before any record
                 break
         assert committed.offset % 3 == 0 or committed.offset == 10
         position = consumer.position(tp)
