@@ -338,7 +338,7 @@ def find_headers(data: Buffer, position: int, limit: int, max_count: int) -> tup
 
 
 class WalkState(NamedTuple):
-    """What is known of a segment before the batch at `position`.
+    """The state of a walk through a segment, before the batch at `position`.
 
     - `unindexed_bytes`: number of bytes since the last index entry.
     - `max_timestamp_ms`, `max_timestamp_offset`: as in `Segment`.
@@ -425,7 +425,7 @@ NumberedBatch = tuple[int, int]
 
 
 class ReplayedHeaders(NamedTuple):
-    """What a block of headers says of leader epochs and producers.
+    """The leader epochs and the producers of a block of headers.
 
     - `leader_epochs`: the base offset of the first batch of each leader epoch.
     - `has_transactions`: True if a batch is transactional or a marker. `batches` is then empty.
