@@ -194,6 +194,16 @@ def test_the_loops_in_c_refuse_arguments_of_more_than_64_bits() -> None:
         module.index_headers(b"", (0, 0), 0, 0, 0)
 
 
+def test_the_loops_in_c_compare_numbers_at_the_ends_of_64_bits() -> None:
+    """Sanitizers found an overflow in the first call. The second one noted a leader epoch too many."""
+    module = c_module("oncelog.log._scan")
+    data = bytes(log_of([(1, 0, 0, 0, None)] * 2))
+    assert module.find_headers(data, 1, -(2**63), 9) == find_headers(data, 1, -(2**63), 9) == (b"", 1)
+    header = HEADER.pack(-(2**63), 49, 0, 2, 0, 0, -1, 0, 0, 7, 0, 0, 1)
+    below = headers_to_replay(header, 0, -(2**63), 2**63 - 1)
+    assert module.headers_to_replay(header, 0, -(2**63), 2**63 - 1) == below == ({}, False, {})
+
+
 def test_the_loops_in_c_pass_an_error_of_the_checksum_on() -> None:
     module = c_module("oncelog.log._scan")
     data = bytes(log_of([(1, 0, 0, 0, None)]))

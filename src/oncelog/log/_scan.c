@@ -36,14 +36,15 @@ difference_of(int64_t a, int64_t b)
     return (int64_t)((uint64_t)a - (uint64_t)b);
 }
 
-/* Return the last offset of a batch, or the nearest number of 64 bits. */
-static int64_t
-last_offset_of(const unsigned char *header)
+/* Find the last offset of a batch. Return 0 if it has more than 64 bits: then it is in no range of offsets. */
+static int
+find_last_offset(const unsigned char *header, int64_t *last_offset)
 {
     int64_t base = i64_at(header), delta = i32_at(header + LAST_OFFSET_DELTA);
-    if (delta > 0 && base > INT64_MAX - delta)
-        return INT64_MAX;
-    return delta < 0 && base < INT64_MIN - delta ? INT64_MIN : base + delta;
+    if (delta < 0 ? base < INT64_MIN - delta : base > INT64_MAX - delta)
+        return 0;
+    *last_offset = base + delta;
+    return 1;
 }
 
 /* Return 1 if the checksum of the batch is right, 0 if it is wrong, -1 after an exception. */
@@ -152,7 +153,7 @@ find_headers(PyObject *module, PyObject *args)
     while (position >= 0 && position <= view.len - HEADER_BYTES && headers.count < max_count) {
         const unsigned char *batch = (unsigned char *)view.buf + position;
         Py_ssize_t size = size_of(batch);
-        if (size < HEADER_BYTES || size > limit - position)
+        if (size < HEADER_BYTES || limit < position || size > limit - position)
             break;
         if (add_header(&headers, batch) < 0)
             goto done;
@@ -225,9 +226,10 @@ index_headers(PyObject *module, PyObject *args)
     const unsigned char *header = view.buf, *stop = header + view.len / HEADER_BYTES * HEADER_BYTES;
     for (; header < stop; header += HEADER_BYTES) {
         int64_t offset = i64_at(header), delta = i32_at(header + LAST_OFFSET_DELTA), size = size_of(header);
-        int64_t last_offset = last_offset_of(header), time = i64_at(header + MAX_TIMESTAMP);
+        int64_t last_offset = 0, time = i64_at(header + MAX_TIMESTAMP);
+        int is_next = offset >= end_offset && delta >= 0 && find_last_offset(header, &last_offset);
         /* INT64_MAX has no next offset. The caller's maximum is lower. */
-        if (offset < end_offset || delta < 0 || last_offset > max_offset || last_offset == INT64_MAX) {
+        if (!is_next || last_offset > max_offset || last_offset == INT64_MAX) {
             result = Py_NewRef(Py_None);
             goto done;
         }
@@ -314,8 +316,8 @@ headers_to_replay(PyObject *module, PyObject *args)
     int has_transactions = 0, is_first = 1;
     int32_t noted_epoch = 0;
     for (Py_ssize_t number = 0; number < total; number++, header += HEADER_BYTES) {
-        int64_t last_offset = last_offset_of(header), producer_id = i64_at(header + PRODUCER_ID);
-        if (last_offset >= start && last_offset < end) {
+        int64_t last_offset, producer_id = i64_at(header + PRODUCER_ID);
+        if (find_last_offset(header, &last_offset) && last_offset >= start && last_offset < end) {
             int32_t epoch = i32_at(header + LEADER_EPOCH);
             if ((is_first || epoch != noted_epoch) && note_leader_epoch(leader_epochs, epoch, i64_at(header)) < 0)
                 goto done;
