@@ -98,6 +98,46 @@ def test_a_file_whose_count_does_not_fit_is_refused(body: bytes, text: str) -> N
         decode_full(struct.pack(">hI", 1, crc32c.crc32c(body)) + body, 7)
 
 
+LAST = RememberedBatch(3, 40, 2, NOW_MS)
+KINDS = [
+    ENTRY._replace(
+        coordinator_epoch=coordinator_epoch, current_txn_first_offset=first_offset, batches=batches
+    )
+    for coordinator_epoch in (None, 5)
+    for first_offset in (None, 38)
+    for batches in ((), (LAST,), (LAST._replace(timestamp_ms=0), LAST))
+]
+
+
+@pytest.mark.parametrize("entry", KINDS)
+def test_no_sealed_file_of_producers_stops_the_start_or_the_next_snapshot(entry: ProducerEntry) -> None:
+    """struct.error used to end the start, an append or a snapshot."""
+    packed, snapshot = pack_entry(entry), _written(_table({1: ENTRY}))[0]
+    entries = [packed[:size] for size in range(len(packed))] + [bytes([16]) + packed[1:], packed + b"more"]
+    for malformed in entries:
+        if not _is_taken(malformed, snapshot):
+            continue
+        assert unpack_entry(malformed).batches != entry.batches  # whole batches are missing
+        _written(_table({1: unpack_entry(malformed)}))
+    assert _is_taken(packed, snapshot) and not _is_taken(packed + b"more", snapshot)
+
+
+def _is_taken(packed: bytes, snapshot: bytes) -> bool:
+    body = struct.pack(">IiqH", crc_of(snapshot), 1, 1, len(packed)) + packed
+    try:
+        return decode_full(struct.pack(">hI", 1, crc32c.crc32c(body)) + body, crc_of(snapshot)) == {1: packed}
+    except StorageError:
+        return False
+
+
+@pytest.mark.parametrize("delta", [-1, -(2**31), 2**31 - 1])
+@pytest.mark.parametrize("coordinator_epoch", [-1, 5])
+def test_any_offset_delta_of_a_snapshot_is_stored_again(delta: int, coordinator_epoch: int) -> None:
+    fields = struct.pack(">iqhiqiqiq", 1, 7, 0, 3, 40, delta, NOW_MS, coordinator_epoch, -1)
+    data = struct.pack(">hI", 1, crc32c.crc32c(fields)) + fields
+    assert _written(_table(dict(decode_snapshot(data))))[0] == data
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_every_damaged_byte_is_noticed(which: int) -> None:
     files = _written(_table({1: ENTRY}))

@@ -10,10 +10,10 @@ test_an_id_expires_by_the_time_of_its_last_append.
 
 Packed, little-endian:  flags u8 | epoch i16 | last_timestamp_ms i64 | last_append_ms i64
     | coordinator_epoch i32 if COORDINATOR | current_txn_first_offset i64 if TXN
-    | if TIGHT: newest last_offset i64, then per batch, newest first: offset_delta u32,
+    | if TIGHT: newest last_offset i64, then per batch, newest first: offset_delta i32,
       newest last_offset less its last_offset u32, its timestamp less last_timestamp_ms i32,
       last_sequence i32
-    | else per batch: last_offset i64, offset_delta u32, timestamp_ms i64, last_sequence i32
+    | else per batch: last_offset i64, offset_delta i32, timestamp_ms i64, last_sequence i32
 The flags are NO_EPOCH, COORDINATOR, TXN and TIGHT. An entry with batches is TIGHT if the differences that
 this layout stores fit into 32 bits. A last_sequence of -1 stands for None.
 Source: behaviours I6, I19 and I20 (docs/behaviours.md); Kafka's ProducerStateManager.
@@ -40,8 +40,8 @@ _HEAD = struct.Struct("<Bhqq")
 _APPEND_TIME = struct.Struct("<q")
 _APPEND_TIME_POSITION = 11
 _INT32, _INT64 = struct.Struct("<i"), struct.Struct("<q")
-_TIGHT_BATCH = struct.Struct("<IIii")
-_WIDE_BATCH = struct.Struct("<qIqi")
+_TIGHT_BATCH = struct.Struct("<iIii")
+_WIDE_BATCH = struct.Struct("<qiqi")
 _UINT32_MAX, _INT32_MAX = 2**32 - 1, 2**31 - 1
 
 
@@ -110,6 +110,20 @@ def unpack_entry(data: bytes) -> ProducerEntry:
     batches.reverse()
     epoch = None if flags & _NO_EPOCH else epoch
     return ProducerEntry(epoch, coordinator_epoch, last_ms, append_ms, txn_first_offset, tuple(batches))
+
+
+def is_entry_layout(first: bytes, size: int) -> bool:
+    """Return True if `unpack_entry` can unpack an entry that has this first byte and this size."""
+    if size < _HEAD.size or first[0] > _NO_EPOCH | _COORDINATOR | _TXN | _TIGHT:
+        return False
+    flags, batches_size = first[0], size - _HEAD.size
+    if flags & _COORDINATOR:
+        batches_size -= _INT32.size
+    if flags & _TXN:
+        batches_size -= _INT64.size
+    if flags & _TIGHT:
+        batches_size -= _INT64.size + _TIGHT_BATCH.size  # such an entry has a batch
+    return batches_size >= 0 and batches_size % (_TIGHT_BATCH if flags & _TIGHT else _WIDE_BATCH).size == 0
 
 
 def with_older(entry: ProducerEntry, earlier: ProducerEntry) -> ProducerEntry:
