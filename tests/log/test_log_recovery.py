@@ -23,7 +23,13 @@ from support.log.partitions import (
     read_all,
 )
 
-from oncelog.errors import CorruptMessage, KafkaStorageError, OutOfOrderSequenceNumber, StorageError
+from oncelog.errors import (
+    CorruptMessage,
+    InvalidRecord,
+    KafkaStorageError,
+    OutOfOrderSequenceNumber,
+    StorageError,
+)
 from oncelog.limits import Limits
 from oncelog.log.background import BackgroundQueue, run
 from oncelog.log.config import LogConfig
@@ -32,7 +38,7 @@ from oncelog.log.partition import Partition, ProducerState
 from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 from oncelog.types import Isolation
 from oncelog.wire.batch import iter_batches
-from oncelog.wire.header import verify_crc
+from oncelog.wire.header import stamp, verify_crc
 
 SMALL = config(segment_bytes=400, index_interval_bytes=100)
 SMALL_TABLE = config(segment_bytes=400, index_interval_bytes=100, cleanup_policy="compact")
@@ -1011,3 +1017,34 @@ def test_a_snapshot_behind_a_gap_does_not_restore_a_lost_marker() -> None:
     ]
     found = [(entry.producer_id, entry.first_offset) for entry in again.aborted_transactions(0, 1 << 40)]
     assert expected == found == [(7, 0)]
+
+
+@pytest.mark.parametrize("is_clean", [False, True])
+@pytest.mark.parametrize("count", [1, 3, 10])
+def test_no_offset_has_more_than_64_bits(count: int, is_clean: bool) -> None:
+    """A batch went past the last offset, and the snapshot of its producer raised struct.error."""
+    base_offset, last_offset = 2**63 - 6, 2**63 - 2
+    disk = MemoryDisk()
+    disk.mkdir(str(TP))
+    first, second = bytearray(batch(count=2)), bytearray(batch(count=count))
+    stamp(first, 0, base_offset, 0)
+    stamp(second, 0, base_offset + 2, 0)
+    disk.replace(f"{TP}/{base_offset:020d}.log", bytes(first + second))
+    partition = open_partition(disk)
+    is_cut = count > 3
+    assert bool(partition.recovery_warnings) == is_cut
+    end_offset = base_offset + 2 + (0 if is_cut else count)
+    assert partition.log_end_offset == end_offset
+    for sequence in range(4):
+        with suppress(InvalidRecord):
+            put(partition, batch(sequence, pid=sequence + 1))
+    assert partition.log_end_offset == max(end_offset, last_offset + 1)
+    for data in (batch(0, 2, pid=9), batch(0, pid=9, is_transactional=True), batch()):
+        with pytest.raises(InvalidRecord, match="too few offsets"):
+            put(partition, data)
+    stored, producers = read_all(partition), partition.describe_producers()
+    if is_clean:
+        partition.close(NOW_MS)
+    partition = open_partition(disk, clean_shutdown=is_clean)
+    assert (read_all(partition), partition.log_end_offset) == (stored, last_offset + 1)
+    assert partition.describe_producers() == producers and not partition.recovery_warnings

@@ -10,7 +10,8 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from oncelog.errors import KafkaStorageError
+from oncelog.config import INT64_MAX
+from oncelog.errors import InvalidRecord, KafkaStorageError
 from oncelog.log.background import BackgroundQueue, BackgroundTask, BlockingCall, run
 from oncelog.log.checkpoint import LEADER_EPOCHS, PARTITION_METADATA
 from oncelog.log.config import LogConfig
@@ -178,11 +179,13 @@ class LocalLog:
         """Write a batch that the append rule has accepted, and return its base offset.
 
         The base offset, the leader epoch and, with LogAppendTime, the time are written into `records` first.
-        Raises KafkaStorageError.
+        Raises KafkaStorageError, and InvalidRecord if the log has too few offsets left.
         """
         if self.failure is not None:
             self.check_online()
         base_offset, config = self.end_offset, self.config
+        if base_offset + header.last_offset_delta >= INT64_MAX:
+            raise InvalidRecord(f"{self.topic_partition}: there are too few offsets after {base_offset}")
         if config.timestamp_type is _LOG_APPEND_TIME and not header.is_control:
             header = stamp_append_time(records, now_ms)
         # The batch is stamped in place before the write. If the write fails, the caller's buffer already
@@ -211,10 +214,13 @@ class LocalLog:
     def reserve_abort_entry(self, header: BatchHeader, now_ms: int) -> None:
         """Reserve a transaction index entry in the segment to which an ABORT marker will be written.
 
-        Rolls the active segment if the marker does not fit. Raises KafkaStorageError.
+        Rolls the active segment if the marker does not fit. Raises KafkaStorageError. `append` rejects a
+        marker for which the log has no offset left.
         """
         self.check_online()
         segment, last_offset = self.segments.active, self.end_offset + header.last_offset_delta
+        if last_offset >= INT64_MAX:
+            return
         times = header.max_timestamp_ms, self.config, now_ms
         try:
             if segment.is_full(header.size_bytes, last_offset, *times):

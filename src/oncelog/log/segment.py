@@ -100,7 +100,7 @@ class Segment:
         self.transactions = TransactionIndex(disk, self._path(TXN_SUFFIX), limits.index_run_entries)
         self.transactions_from: int | None = None
         self._unindexed_bytes = 0
-        self._max_relative_offset = limits.max_relative_offset
+        self._max_relative_offset = self._highest_relative_offset()
         self._needs_cut = False
         self._is_removed = False
         self._rewrite_range: tuple[int, int] | None = None
@@ -294,7 +294,7 @@ class Segment:
             # test_a_damaged_base_offset_removes_no_later_records_from_a_synced_segment.
             self._max_relative_offset = min(self._max_relative_offset, sure_offset - self.base_offset - 1)
         bad = self._check(index_interval_bytes, sure_offset, is_whole=is_whole)
-        self._max_relative_offset = self.limits.max_relative_offset
+        self._max_relative_offset = self._highest_relative_offset()
         if is_stored:
             self._write_indexes_again()
         else:
@@ -605,8 +605,14 @@ class Segment:
             return None
         return batch.header.max_timestamp_ms
 
+    def _highest_relative_offset(self) -> int:
+        # The offset after the last batch needs 64 bits, too. See test_no_offset_has_more_than_64_bits.
+        return min(self.limits.max_relative_offset, INT64_MAX - 1 - self.base_offset)
+
     def fits(self, last_offset: int) -> bool:
-        """Return True if the index formats can store `last_offset` relative to the base offset."""
+        """Return True if the index formats can store `last_offset` relative to the base offset, and the next
+        offset has at most 64 bits.
+        """
         return last_offset - self.base_offset <= self._max_relative_offset
 
     def is_full(
