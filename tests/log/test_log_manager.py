@@ -37,7 +37,7 @@ from oncelog.log.segment import Segment
 from oncelog.server.disk import RealDisk
 from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 from oncelog.types import Compression, TopicPartition
-from oncelog.wire.batch import HEADER_BYTES
+from oncelog.wire.batch import HEADER_BYTES, iter_batches
 from oncelog.wire.compression import compress
 from oncelog.wire.header import write_crc
 
@@ -84,6 +84,34 @@ def test_a_new_partition_begins_at_0_beside_checkpoints_of_a_missing_one(is_kill
     partition = manager.open_partition(TP, config(), TOPIC_ID, NOW_MS)
     assert (partition.log_start_offset, partition.log_end_offset) == (0, 0)
     assert read_offsets(disk, RECOVERY_POINTS) == {kept: 7}
+
+
+def test_a_gap_in_a_compacted_log_is_no_loss_after_a_change_of_its_policy() -> None:
+    """Regression: a power loss took the end of a segment of a compacted log, and the start kept the later
+    ones. The policy became delete before the next checkpoint. After a kill, the start took the gap for a
+    loss, and removed all later records, including synced ones.
+    """
+    disk = MemoryDisk()
+    fields = {"segment_bytes": 300, "index_interval_bytes": 50}
+    manager = _open(disk)
+    partition = manager.open_partition(TP, config(**fields, cleanup_policy="compact"), TOPIC_ID, NOW_MS)
+    while partition.segment_count < 4:
+        put(partition, batch(partition.log_end_offset, key=b"k"))
+    second = list(partition.log.segments)[1]
+    manager.release()
+    disk = disk.after_kill()
+    (*_, (position, _)) = iter_batches(memoryview(disk.read(second.log_path)))
+    disk.open(second.log_path).truncate(position)
+    manager = _open(disk)
+    partition = manager.open_partition(TP, config(**fields, cleanup_policy="compact"), TOPIC_ID, NOW_MS)
+    manager.forget_missing_partitions()
+    put(partition, batch(partition.log_end_offset, key=b"k"))
+    partition.flush()
+    stored = read_all(partition)
+    manager.release()
+    manager = _open(disk.after_kill())
+    again = manager.open_partition(TP, config(**fields), TOPIC_ID, NOW_MS)
+    assert read_all(again) == stored
 
 
 def test_a_lost_end_lowers_the_recovery_point_on_disk() -> None:

@@ -614,15 +614,20 @@ def test_a_second_power_loss_brings_no_segment_below_the_log_start_back() -> Non
 
 
 @pytest.mark.parametrize("failing", ["create", "write"])
-def test_a_full_disk_opens_no_ended_transaction_again(failing: str) -> None:
-    """As above, on a full disk: the snapshot was not written, and the segments were removed. After a kill, a
-    start loaded the older snapshot.
+def test_a_full_disk_forgets_no_producer_of_removed_segments(failing: str) -> None:
+    """Regression: as above, on a full disk, the segments were removed without a snapshot. After a kill, a
+    start first loaded the older snapshot, in which a transaction that had ended was open. Later it loaded
+    none, and a retry was stored a second time.
     """
     disk, point, log_start = _log_start_beyond_the_end()
     disk.errors[failing, ".tmp"] = errno.ENOSPC
-    open_partition(disk, SMALL, recovery_point=point, log_start_offset=log_start)
+    with pytest.raises(StorageError, match="make room"):
+        open_partition(disk, SMALL, recovery_point=point, log_start_offset=log_start)
+    disk.errors.clear()
     partition = open_partition(disk.after_kill(), SMALL, recovery_point=point, log_start_offset=log_start)
+    assert (partition.log_start_offset, partition.log_end_offset) == (log_start, log_start)
     assert not partition.has_open_transaction(7, 0)
+    assert put(partition, batch(1, is_transactional=True)).is_duplicate
     put(partition, batch())
     assert partition.last_stable_offset == log_start + 1
 

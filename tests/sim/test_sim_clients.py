@@ -26,6 +26,9 @@ from oncelog_simulator.event_loop import Livelock
 from oncelog_simulator.expected_errors import ExpectedErrors
 from oncelog_simulator.mutants.interrupted_clients import CLIENT_MUTANTS, NOT_CAUGHT
 from oncelog_simulator.mutants.mutant import search
+from oncelog_simulator.mutants.old_retries import MUTANTS as FORGETFUL
+from oncelog_simulator.mutants.old_retries import NOT_CAUGHT as FORGOTTEN_UNSEEN
+from oncelog_simulator.old_retries import run_old_retries
 from oncelog_simulator.process_loops import RecordedIO, run_process_loops
 from oncelog_simulator.scheduler import Scheduler
 from oncelog_simulator.shrink import shrink_run
@@ -54,7 +57,8 @@ CANCELLED = (4, 12, 14, 21, 32, 33, 38, 43, 45, 46)
 LOOPS = (0, 1, 2, 3)
 RESTORED = (3, 6, 7, 8, 10)
 UNSYNCED = (3, 6, 9)
-"""THREADED to UNSYNCED: the seeds of the quick tier, one tuple for each simulation.
+RETRIES = (1, 2)
+"""THREADED to RETRIES: the seeds of the quick tier, one tuple for each simulation.
 
 Together their timelines have as many kinds of events as those of the first 10 to 25 seeds.
 """
@@ -85,6 +89,7 @@ OPTIONS: dict[RunSeed, str] = {
     run_process_loops: "loops",
     run_restored_backup: "backup",
     run_default_flush: "unsynced",
+    run_old_retries: "retries",
 }
 """For each simulation, the value of the option `--clients` that runs it."""
 
@@ -167,6 +172,7 @@ def test_threads_without_rest_are_noticed_and_ended() -> None:
         (run_process_loops, LOOPS[:1]),
         (run_restored_backup, RESTORED[:2]),
         (run_default_flush, UNSYNCED[:1]),
+        (run_old_retries, RETRIES),
     ],
 )
 def test_a_seed_gives_the_same_run_again(run_seed: RunSeed, seeds: Collection[int]) -> None:
@@ -285,6 +291,18 @@ def test_a_power_loss_takes_only_what_was_not_synced(seeds: Collection[int]) -> 
     assert violations_of(run_default_flush, seeds) == {}
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seeds", in_tiers(RETRIES, 60))
+def test_old_batches_are_recognised_however_often_the_power_fails(seeds: Collection[int]) -> None:
+    assert violations_of(run_old_retries, seeds) == {}
+
+
+@pytest.mark.parametrize("name", [each.name for each in FORGETFUL if each.name not in FORGOTTEN_UNSEEN])
+def test_a_forgotten_producer_is_noticed(name: str) -> None:
+    (mutant,) = [each for each in FORGETFUL if each.name == name]
+    assert search(mutant, NOTED[name]) is not None
+
+
 def test_a_restored_backup_that_fences_nobody_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TransactionCoordinator, "fence_all", lambda self, now_ms: None)
     (violation, *_) = run_restored_backup(16).violations
@@ -295,7 +313,14 @@ def test_a_restored_backup_that_fences_nobody_is_noticed(monkeypatch: pytest.Mon
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "run_seed",
-    [run_blocking_clients, run_asyncio_clients, run_process_loops, run_restored_backup, run_default_flush],
+    [
+        run_blocking_clients,
+        run_asyncio_clients,
+        run_process_loops,
+        run_restored_backup,
+        run_default_flush,
+        run_old_retries,
+    ],
 )
 def test_interrupted_clients_lose_nothing_for_long(run_seed: RunSeed) -> None:
     assert violations_of(run_seed, range(2_000)) == {}

@@ -137,7 +137,7 @@ class LogManager:
         self._new_uuid = new_uuid
         self._deletion_count = 0
         self._is_noting_log_starts = self._is_indexed_dirty = self._is_index_starts_dirty = False
-        self._has_lost_end = False
+        self._has_lost_end = self._has_gap = False
         self._is_forgetting = False
         """True while checkpoint files may contain entries of deleted partitions."""
         self._is_closing = self._is_compacting = False
@@ -269,6 +269,8 @@ class LogManager:
             self._is_index_starts_dirty = True
         if self._recovery_points.get(topic_partition, 0) > partition.log_end_offset:
             self._has_lost_end = True
+        if partition.had_gap:
+            self._pass_gap(partition)
         partition.on_log_start = self._note_log_start
         if cleaned_to <= partition.log_end_offset:
             partition.cleaner.cleaned_to = max(partition.cleaner.cleaned_to, cleaned_to)
@@ -283,6 +285,17 @@ class LogManager:
                     self._unindexed.add(topic_partition)
         self.partitions[topic_partition] = partition
         return partition
+
+    def _pass_gap(self, partition: Partition) -> None:
+        """Sync a log with a gap, so that `forget_missing_partitions` stores a recovery point above the gap.
+
+        Otherwise, if cleanup.policy changed to delete before the next checkpoint, a start would take the gap
+        for a loss and remove all later records. See
+        test_a_gap_in_a_compacted_log_is_no_loss_after_a_change_of_its_policy.
+        """
+        with suppress(KafkaStorageError):  # on a full disk, a later flush and checkpoint do it
+            partition.flush()
+            self._has_gap = True
 
     def remove_leftover(self, tp: TopicPartition, topic_id: bytes) -> bool:
         """Remove a partition directory that has no records and was left by an earlier topic of the same name.
@@ -320,7 +333,9 @@ class LogManager:
         Call this after opening all existing partitions. A later topic of the same name must begin at offset
         0. See test_a_new_partition_begins_at_0_beside_checkpoints_of_a_missing_one.
 
-        A recovery point above its log's end is also lowered immediately. Otherwise, after a kill, the next
+        A recovery point below a gap is also raised immediately (`_pass_gap`).
+
+        A recovery point above its log's end is lowered immediately. Otherwise, after a kill, the next
         start would treat new records below it as synced. See
         test_a_lost_end_lowers_the_recovery_point_on_disk.
         """
@@ -334,7 +349,7 @@ class LogManager:
                 del table[tp]
         if missing:
             self._is_index_starts_dirty = True
-        if missing or self._has_lost_end:
+        if missing or self._has_lost_end or self._has_gap:
             self._write_offsets()
             self._written_points = dict(self._recovery_points)
 

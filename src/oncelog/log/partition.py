@@ -107,6 +107,8 @@ class Partition:
         self.recovery_warnings = recovered.warnings
         self.indexed_from = recovered.indexed_from
         """Every segment with this base offset or a higher one has a transaction index file."""
+        self.had_gap = recovered.has_gap
+        """True if opening found and kept a gap above the recovery point, which only a compacted log has."""
         self.opened_cost = 0
         """The total cost of decompressing clients' batches since opening, in records. See `prepare_batch`."""
         self.on_log_start: Callable[[], None] | None = None

@@ -54,6 +54,8 @@ class Recovered:
     - `leader_epochs`: (epoch, first offset) of the batches that recovery read; for `LeaderEpochs.settle`.
     - `rebuilt_from`: indexes were rebuilt from this offset on and are not synced; None if none were rebuilt.
     - `indexed_from`: every segment with this base offset or a higher one has a transaction index file.
+    - `has_gap`: offsets above the recovery point are missing, because a power loss took them or a compaction
+      removed them.
     """
 
     segments: SegmentList
@@ -63,6 +65,7 @@ class Recovered:
     leader_epochs: list[tuple[int, int]] = field(default_factory=list)
     rebuilt_from: int | None = None
     indexed_from: int = 0
+    has_gap: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +190,12 @@ def _begin_at_log_start(
     try:
         recovered.producers.snapshot_now(offset)
     except OSError:
-        # The disk is full, so a later flush or the next stop will write the snapshot. If the broker is killed
-        # before that, the producers are unknown, as on Apache Kafka. Delete the older snapshots, because they
-        # must not be loaded. See test_a_full_disk_opens_no_ended_transaction_again.
-        recovered.producers.snapshots.keep([])
+        # Without the snapshot, the segments must stay, and the partition cannot be opened. If they were
+        # removed, a kill would make their producers unknown, and retries would be stored again. See
+        # test_a_full_disk_forgets_no_producer_of_removed_segments.
+        with suppress(OSError):
+            new.remove()
+        raise
     # The oldest segment is removed first, so that a crash here leaves the newest producer state. A power loss
     # could bring any unsynced part of the old segments back. Recovery would then take the gaps for losses and
     # remove the snapshot. See test_a_second_power_loss_brings_no_segment_below_the_log_start_back.
@@ -449,6 +454,7 @@ def _recover_producers(recovered: Recovered, options: OpenOptions, replay_from: 
     producers, segments = recovered.producers, recovered.segments
     end_offset = segments.active.end_offset
     gap_offset = _offset_of_gap(segments, options)
+    recovered.has_gap = gap_offset is not None
     kept_to = end_offset if gap_offset is None else gap_offset
     producers.snapshots.keep(offset for offset in producers.snapshots.offsets() if offset <= kept_to)
     highest = end_offset if replay_from is None else min(replay_from, end_offset)

@@ -51,10 +51,10 @@ def parse_seeds(text: str) -> range:
 @click.option("--digest", is_flag=True, help="Print a digest of each run, which is the same for equal runs.")
 @click.option(
     "--clients",
-    type=click.Choice(["blocking", "asyncio", "loops", "backup", "unsynced"]),
+    type=click.Choice(["blocking", "asyncio", "loops", "backup", "unsynced", "retries"]),
     help="Run another simulation: clients in threads with signals (blocking) or with cancelled calls "
-    "(asyncio), loops of oncelog.aio.process (loops), a restored backup, or power losses with the default "
-    "flush (unsynced).",
+    "(asyncio), loops of oncelog.aio.process (loops), a restored backup, power losses with the default "
+    "flush (unsynced), or retries of old batches after compaction and power losses (retries).",
 )
 def command(
     seeds: str,
@@ -121,6 +121,7 @@ def _run_clients(
     from oncelog_simulator.backup import run_restored_backup
     from oncelog_simulator.blocking_clients import run_blocking_clients
     from oncelog_simulator.default_flush import run_default_flush
+    from oncelog_simulator.old_retries import run_old_retries
     from oncelog_simulator.process_loops import run_process_loops
     from oncelog_simulator.shrink import shrink_run
 
@@ -133,7 +134,8 @@ def _run_clients(
     if run_scenario is not None:
         run = shown = run_scenario(seed, _numbers(kept))
     else:
-        run = shown = run_restored_backup(seed) if clients == "backup" else run_default_flush(seed)
+        whole = {"backup": run_restored_backup, "unsynced": run_default_flush, "retries": run_old_retries}
+        run = shown = whole[clients](seed)
     repeat_arguments = f"--clients {clients} --seed {seed}"
     if run.violations:
         click.echo(f"seed {seed} FAILED ({run.kind})")

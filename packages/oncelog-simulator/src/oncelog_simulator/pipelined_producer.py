@@ -17,7 +17,6 @@ Half of the seeds use older versions: AddPartitionsToTxn first, and one epoch fo
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -36,70 +35,24 @@ from oncelog.errors import (
 from oncelog.runtime.system import current
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import build_batch
-from oncelog.wire.frames import FrameReader, decode_response, encode_request
 from oncelog.wire.messages import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,
-    InitProducerIdRequest,
     ProduceRequest,
 )
 from oncelog_simulator.checks import check_history
-from oncelog_simulator.clients import SHORT_TIMEOUTS, Application, Call, Reader
+from oncelog_simulator.clients import SHORT_TIMEOUTS, Call, Reader
 from oncelog_simulator.history.check import Item, Kind, Outcome
 from oncelog_simulator.scenario import Scenario
+from oncelog_simulator.wire_clients import REQUEST_SECONDS, WireClient
 from oncelog_simulator.workloads import Workload, create_topic
-from oncelog_simulator.world import BROKER_HOST, BROKER_PORT, World
+from oncelog_simulator.world import World
 
 MAX_IN_FLIGHT = 5
 PARTITIONS = 12
 """Number of partitions. Most transactions then have partitions that are new to the producer id."""
 TRANSACTIONS = 8
-REQUEST_SECONDS, DELIVERY_SECONDS = 2.0, 15.0
-TIMEOUT_MS = 15_000
-MAX_FRAME_BYTES = 1 << 20
-
-
-class Wire(asyncio.Protocol):
-    """A connection on which requests are pipelined. Responses come in request order."""
-
-    def __init__(self) -> None:
-        self.transport: Any = None
-        self._reader = FrameReader(MAX_FRAME_BYTES)
-        self._waiting: deque[tuple[asyncio.Future[Any], Any, int]] = deque()
-        self._correlation_id = 0
-        self.is_lost = False
-
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-
-    def send(self, message: Any, version: int) -> asyncio.Future[Any]:
-        """Send a request. The future gets the response, or raises OSError."""
-        future = asyncio.get_running_loop().create_future()
-        if self.is_lost:
-            future.set_exception(ConnectionResetError("the connection is lost"))
-            return future
-        self._correlation_id += 1
-        self._waiting.append((future, message.api.response, version))
-        self.transport.write(encode_request(message, version, self._correlation_id, "pipeliner"))
-        return future
-
-    def data_received(self, data: bytes) -> None:
-        for frame in self._reader.feed(memoryview(bytes(data))):
-            future, response, version = self._waiting.popleft()
-            if not future.done():
-                future.set_result(decode_response(response, version, bytes(frame))[1])
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.is_lost = True
-        for future, _, _ in self._waiting:
-            if not future.done():
-                future.set_exception(ConnectionResetError("the connection is lost"))
-        self._waiting.clear()
-
-    def close(self) -> None:
-        """Close the connection. Requests in flight may still arrive."""
-        if self.transport is not None:
-            self.transport.abort()
+DELIVERY_SECONDS = 15.0
 
 
 @dataclass(eq=False, slots=True)
@@ -120,7 +73,7 @@ class Abortable(Exception):
     """Raised when the open transaction must be aborted."""
 
 
-class Pipeliner(Application):
+class Pipeliner(WireClient):
     """Runs transactions of several batches for several partitions."""
 
     def __init__(self, world: World, name: str, topic: str, partitions: int, is_classic: bool) -> None:
@@ -130,7 +83,6 @@ class Pipeliner(Application):
         self.transaction = self.value_count = 0
         self.producer_id = self.epoch = -1
         self.is_initialized = False
-        self.wire: Wire | None = None
         self._again: set[Batch] = set()
         """Batches that were sent more than once and have no acknowledgement yet."""
         self._sequences: dict[int, int] = {}
@@ -159,52 +111,10 @@ class Pipeliner(Application):
 
     # Requests
 
-    async def _connected(self) -> Wire:
-        if self.wire is None or self.wire.is_lost:
-            loop: Any = asyncio.get_running_loop()
-            _, self.wire = await loop.create_connection(Wire, BROKER_HOST, BROKER_PORT)
-        assert self.wire is not None
-        return self.wire
-
-    async def _ask(self, message: Any, version: int) -> Any:
-        """Send a request repeatedly until a response arrives.
-
-        Raises BrokerError for an error that is not retried.
-        """
-        while True:
-            try:
-                wire = await self._connected()
-                response = await asyncio.wait_for(wire.send(message, version), REQUEST_SECONDS)
-            except (OSError, TimeoutError):
-                self._hang_up()
-                await asyncio.sleep(0.2)
-                continue
-            code = _error_code(response)
-            if not code:
-                return response
-            error = error_for_code(code)
-            if not error.retriable:
-                raise error
-            await asyncio.sleep(0.1)
-
-    def _hang_up(self) -> None:
-        if self.wire is not None:
-            self.wire.close()
-            self.wire.is_lost = True
-
     async def _initialize(self) -> None:
-        message = InitProducerIdRequest(transactional_id=self.name, transaction_timeout_ms=TIMEOUT_MS)
-        while True:
-            try:
-                response = await self._ask(message, 2 if self.is_classic else 5)
-            except BrokerError as error:
-                self.world.note(self.name, f"InitProducerId: {error!r}")
-                await asyncio.sleep(1.0)
-                continue
-            self._take(response.producer_id, response.producer_epoch)
-            self.is_initialized = True
-            self.session += 1
-            return
+        self._take(*await self.new_producer_id(self.name, 2 if self.is_classic else 5))
+        self.is_initialized = True
+        self.session += 1
 
     def _take(self, producer_id: int, epoch: int) -> None:
         if (self.producer_id, self.epoch) != (producer_id, epoch):
@@ -249,7 +159,7 @@ class Pipeliner(Application):
             committed=is_commit,
         )
         try:
-            response = await self._ask(message, 3 if self.is_classic else 5)
+            response = await self.ask(message, 3 if self.is_classic else 5)
         except (ProducerFenced, InvalidProducerEpoch):
             self.end(call, Outcome.FAIL)
             raise
@@ -273,7 +183,7 @@ class Pipeliner(Application):
                 if self.world.now_us > limit_us:
                     raise Abortable("not delivered in time")
                 try:
-                    wire = await self._connected()
+                    wire = await self.connected()
                 except OSError:
                     await asyncio.sleep(0.2)
                     continue
@@ -287,13 +197,13 @@ class Pipeliner(Application):
                     under_way, timeout=REQUEST_SECONDS, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done:
-                    self._hang_up()
+                    self.hang_up()
                 for future in [future for future in under_way if future.done() or not done]:
                     await self._settle(future, under_way.pop(future), batches)
         finally:
             for future in under_way:
                 if not future.done() or future.exception() is not None:
-                    self._hang_up()
+                    self.hang_up()
                 future.cancel()
 
     async def _add_partitions(self, partitions: list[int]) -> None:
@@ -305,7 +215,7 @@ class Pipeliner(Application):
             v3_and_below_topics=[topic],
         )
         try:
-            await self._ask(message, 2)
+            await self.ask(message, 2)
         except (ProducerFenced, InvalidProducerEpoch):
             raise
         except BrokerError as error:
@@ -385,13 +295,6 @@ class Pipeliner(Application):
             raise error
         if not error.retriable:
             raise Abortable(repr(error))
-
-
-def _error_code(response: Any) -> int:
-    codes = [response.error_code]
-    for topic in getattr(response, "results_by_topic_v3_and_below", ()):
-        codes += [part.partition_error_code for part in topic.results_by_partition]
-    return next((code for code in codes if code), 0)
 
 
 class Pipelining(Workload):

@@ -26,7 +26,7 @@ from oncelog.wire.batch import build_batch
 from oncelog.wire.messages import EndTxnRequest, ProduceRequest
 from oncelog.wire.records import NewRecord, decode_records
 from oncelog_simulator.checks import batches_of, check_history, remembered_producers
-from oncelog_simulator.clients import Application, Call, Reader, Sender
+from oncelog_simulator.clients import Call, Reader, Sender
 from oncelog_simulator.history.check import Item, Kind, Operation, Outcome
 from oncelog_simulator.kafka_directory import (
     COMPLETE_ABORT,
@@ -41,12 +41,12 @@ from oncelog_simulator.kafka_directory import (
     LastBatch,
 )
 from oncelog_simulator.kafka_log import KafkaBatch, KafkaLog
-from oncelog_simulator.pipelined_producer import REQUEST_SECONDS, Wire
 from oncelog_simulator.record_deletion import above
 from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.txn_clients import Writer
+from oncelog_simulator.wire_clients import WireClient
 from oncelog_simulator.workloads import Workload
-from oncelog_simulator.world import BROKER_HOST, BROKER_PORT, BrokerHost, World
+from oncelog_simulator.world import BROKER_HOST, BrokerHost, World
 
 BURSTS = 4
 CONTINUED = "continued-takeover"
@@ -57,8 +57,10 @@ SWAP_CHANCE = 0.5
 """Probability that Kafka was killed in the middle of a compaction, if its stop was not clean."""
 
 
-class ContinuedClients(Application):
+class ContinuedClients(WireClient):
     """Kafka's clients after the takeover. Each continues with its producer id, epoch and sequence."""
+
+    retry_s: ClassVar[float] = 0.3
 
     def __init__(self, world: World, name: str, history: KafkaHistory, *, is_classic: bool) -> None:
         super().__init__(world, name)
@@ -68,10 +70,9 @@ class ContinuedClients(Application):
         self._is_committed = self.entry.state != ONGOING
         self.may_expire = False
         """True if the open transaction may time out early, because a fault may set the broker's clock."""
-        self._wire: Wire | None = None
 
     async def work(self) -> None:
-        self._wire = None
+        self.wire = None
         if not self._is_committed:
             await self.sleep_up_to(5.0)
             await self._commit(self.entry)
@@ -79,21 +80,6 @@ class ContinuedClients(Application):
             await self.sleep_up_to(5.0)
             await self._continue(self._left[0])
             self._left.pop(0)
-
-    async def _ask(self, message: Any, version: int) -> Any:
-        """Send a request repeatedly until a response arrives, and return the response."""
-        while True:
-            try:
-                if self._wire is None or self._wire.is_lost:
-                    loop: Any = asyncio.get_running_loop()
-                    _, self._wire = await loop.create_connection(Wire, BROKER_HOST, BROKER_PORT)
-                assert self._wire is not None
-                return await asyncio.wait_for(self._wire.send(message, version), REQUEST_SECONDS)
-            except (OSError, TimeoutError):
-                if self._wire is not None:
-                    self._wire.close()
-                    self._wire.is_lost = True
-                await asyncio.sleep(0.3)
 
     async def _commit(self, entry: KafkaTransactionalId) -> None:
         message = EndTxnRequest(
@@ -105,7 +91,7 @@ class ContinuedClients(Application):
         call = self.begin(Kind.COMMIT, transaction=entry.transaction)
         call.process = call.session = entry.process
         while True:
-            code = (await self._ask(message, 3 if self.is_classic else 5)).error_code
+            code = (await self.answer_to(message, 3 if self.is_classic else 5)).error_code
             error = error_for_code(code) if code else None
             if error is None:
                 self.end(call, Outcome.OK)
@@ -158,7 +144,7 @@ class ContinuedClients(Application):
         topic = ProduceRequest.TopicProduceData(name=last.tp.topic, partition_data=[data])
         message = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=2_000, topic_data=[topic])
         while True:
-            response = await self._ask(message, 9)
+            response = await self.answer_to(message, 9)
             (answer,) = response.responses[0].partition_responses
             error = error_for_code(answer.error_code) if answer.error_code else None
             if error is None:

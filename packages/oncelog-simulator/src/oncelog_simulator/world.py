@@ -270,9 +270,26 @@ class BrokerHost(Host):
         self.disk.crash_after = self.disk.steps + steps
         self.disk.on_crash = lambda: self._end(is_in_write=True, lose_power=lose_power)
 
+    def crash_after_operations(self, count: int, kind: str, *, lose_power: bool) -> None:
+        """Crash at the next operation of a kind after `count` others: write, sync, create, rename or remove.
+
+        A write of any size counts as one.
+        """
+        step, left = self.disk.step, count
+
+        def counted(operation: str, path: str, size: int = 1) -> int:
+            nonlocal left
+            left -= operation == kind
+            if left < 0 and self.disk.crash_after is None:
+                self.crash_after(0, lose_power=lose_power)
+            return step(operation, path, size)
+
+        vars(self.disk)["step"] = counted
+
     def cancel_crash(self) -> None:
-        """Cancel a crash that `crash_after` has scheduled and that has not happened yet."""
+        """Cancel a scheduled crash that has not happened yet."""
         self.disk.crash_after = None
+        vars(self.disk).pop("step", None)
 
     def _end(self, *, is_in_write: bool, lose_power: bool) -> None:
         assert self.process is not None

@@ -6,6 +6,7 @@ from oncelog_simulator.mutants import (
     disk,
     interrupted_clients,
     limits,
+    old_retries,
     removal,
     requests,
     storage,
@@ -25,6 +26,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
     *limits.MUTANTS,
     *requests.MUTANTS,
     *interrupted_clients.CLIENT_MUTANTS,
+    *old_retries.MUTANTS,
 ]
 NOT_CAUGHT: dict[str, str] = {
     name: reason
@@ -39,6 +41,7 @@ NOT_CAUGHT: dict[str, str] = {
         limits,
         requests,
         interrupted_clients,
+        old_retries,
     )
     for name, reason in module.NOT_CAUGHT.items()
 }
