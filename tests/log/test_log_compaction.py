@@ -520,6 +520,7 @@ def test_readers_see_the_same_state_before_and_after(seed: int) -> None:
         assert restarted.describe_producers() == partition.describe_producers()
 
 
+@pytest.mark.timeout(900)
 @settings(deadline=None, max_examples=80)
 @given(
     seed=st.integers(0, 10**9),
