@@ -5,12 +5,6 @@ If one is missing, the import raises MissingDependency with the command that ins
 
 from __future__ import annotations
 
-from importlib import import_module
+from oncelog.runtime.optional import check_packages
 
-from oncelog.errors import MissingDependency
-
-for _module, _package in (("pyspark", "PySpark"), ("pyarrow", "PyArrow"), ("numpy", "NumPy")):
-    try:
-        import_module(_module)
-    except ModuleNotFoundError:
-        raise MissingDependency(f"oncelog.spark needs {_package}: pip install 'oncelog[spark]'") from None
+check_packages("oncelog.spark", "spark", ("pyspark", "pyarrow", "numpy"))
