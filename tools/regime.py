@@ -25,7 +25,7 @@ PERIOD_US = 100_000
 LOOPS_PER_CORE = 2
 CGROUPS = Path("/sys/fs/cgroup")
 Join = Callable[[], None]
-"""What a new process calls to become a part of the regime."""
+"""A function that a new process calls to join the regime."""
 
 
 @contextmanager

@@ -9,6 +9,19 @@
 
 enum { OFFSET_ENTRY_BYTES = 8, TIME_ENTRY_BYTES = 12 };
 
+/* Make two arrays of these sizes. Return -1, with none of them, after an exception. */
+static int
+new_columns(PyObject **first, PyObject **second, Py_ssize_t first_bytes, Py_ssize_t second_bytes)
+{
+    *first = PyBytes_FromStringAndSize(NULL, first_bytes);
+    *second = PyBytes_FromStringAndSize(NULL, second_bytes);
+    if (*first != NULL && *second != NULL)
+        return 0;
+    Py_CLEAR(*first);
+    Py_CLEAR(*second);
+    return -1;
+}
+
 /* Return the result of both functions: the arrays of numbers, shortened to `count`, and the wrong entry. */
 static PyObject *
 columns_of(PyObject *first, PyObject *second, Py_ssize_t first_bytes, Py_ssize_t second_bytes, Py_ssize_t wrong)
@@ -34,14 +47,9 @@ offset_entries(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "y*L:offset_entries", &view, &log_size))
         return NULL;
     Py_ssize_t total = view.len / OFFSET_ENTRY_BYTES, count = 0, wrong = -1;
-    PyObject *offsets = PyBytes_FromStringAndSize(NULL, total * 4);
-    PyObject *positions = PyBytes_FromStringAndSize(NULL, total * 4);
-    PyObject *result = NULL;
-    if (offsets == NULL || positions == NULL) {
-        Py_XDECREF(offsets);
-        Py_XDECREF(positions);
+    PyObject *offsets, *positions, *result = NULL;
+    if (new_columns(&offsets, &positions, total * 4, total * 4) < 0)
         goto done;
-    }
     const unsigned char *entry = view.buf;
     uint32_t *to_offset = (uint32_t *)PyBytes_AS_STRING(offsets);
     uint32_t *to_position = (uint32_t *)PyBytes_AS_STRING(positions);
@@ -74,14 +82,9 @@ time_entries(PyObject *module, PyObject *data)
     if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0)
         return NULL;
     Py_ssize_t total = view.len / TIME_ENTRY_BYTES, count = 0, wrong = -1;
-    PyObject *timestamps = PyBytes_FromStringAndSize(NULL, total * 8);
-    PyObject *offsets = PyBytes_FromStringAndSize(NULL, total * 4);
-    PyObject *result = NULL;
-    if (timestamps == NULL || offsets == NULL) {
-        Py_XDECREF(timestamps);
-        Py_XDECREF(offsets);
+    PyObject *timestamps, *offsets, *result = NULL;
+    if (new_columns(&timestamps, &offsets, total * 8, total * 4) < 0)
         goto done;
-    }
     const unsigned char *entry = view.buf;
     int64_t *to_timestamp = (int64_t *)PyBytes_AS_STRING(timestamps);
     uint32_t *to_offset = (uint32_t *)PyBytes_AS_STRING(offsets);

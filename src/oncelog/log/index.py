@@ -16,7 +16,6 @@ OffsetIndex, TimeIndex, TransactionIndex, AbortedTxn.
 from __future__ import annotations
 
 import struct
-import sys
 from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_left, bisect_right
@@ -26,6 +25,7 @@ from typing import ClassVar, NamedTuple
 
 from oncelog.errors import StorageError
 from oncelog.limits import DEFAULT_LIMITS
+from oncelog.log.big_endian import swap_big_endian
 from oncelog.log.disk import Disk
 
 try:
@@ -478,7 +478,7 @@ def offset_entries(data: bytes, log_size: int) -> tuple[bytes, bytes, int | None
     """
     # No call and no object for each entry: an index of a million entries would delay other clients. See
     # test_loading_an_index_takes_no_step_for_each_entry.
-    entries = _native(array("I", data[: len(data) // _OFFSET_ENTRY.size * _OFFSET_ENTRY.size]))
+    entries = swap_big_endian(array("I", data[: len(data) // _OFFSET_ENTRY.size * _OFFSET_ENTRY.size]))
     offsets, positions = entries[::2], entries[1::2]
     count, wrong, previous = len(offsets), None, -1
     for number, (offset, position) in enumerate(zip(offsets, positions, strict=True)):
@@ -500,9 +500,9 @@ def time_entries(data: bytes) -> tuple[bytes, bytes, int | None]:
     entries before it are returned.
     """
     words = array("I", data[: len(data) // _TIME_ENTRY.size * _TIME_ENTRY.size])
-    halves, offsets = words[::3] * 2, _native(words[2::3])
+    halves, offsets = words[::3] * 2, swap_big_endian(words[2::3])
     halves[::2], halves[1::2] = words[::3], words[1::3]
-    timestamps = _native(array("q", halves.tobytes()))
+    timestamps = swap_big_endian(array("q", halves.tobytes()))
     count, wrong, previous_ms, previous = len(offsets), None, -1 << 63, -1
     for number, (timestamp_ms, offset) in enumerate(zip(timestamps, offsets, strict=True)):
         is_zero = timestamp_ms == 0 and offset == 0  # Kafka preallocates zeros
@@ -512,13 +512,6 @@ def time_entries(data: bytes) -> tuple[bytes, bytes, int | None]:
         count, wrong = number, None if is_zero else number
         break
     return timestamps[:count].tobytes(), offsets[:count].tobytes(), wrong
-
-
-def _native(numbers: array[int]) -> array[int]:
-    """Convert big-endian numbers to the machine's byte order."""
-    if sys.byteorder == "little":
-        numbers.byteswap()
-    return numbers
 
 
 def _read(disk: Disk, path: str) -> bytes:

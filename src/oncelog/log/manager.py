@@ -137,7 +137,8 @@ class LogManager:
         self._new_uuid = new_uuid
         self._deletion_count = 0
         self._is_noting_log_starts = self._is_indexed_dirty = self._is_index_starts_dirty = False
-        self._has_lost_end = self._has_gap = False
+        self._has_outdated_point = False
+        """True while a stored recovery point is above its log's end, or below a gap that a start has kept."""
         self._is_forgetting = False
         """True while checkpoint files may contain entries of deleted partitions."""
         self._is_closing = self._is_compacting = False
@@ -268,7 +269,7 @@ class LogManager:
             self._index_starts[topic_partition] = partition.indexed_from
             self._is_index_starts_dirty = True
         if self._recovery_points.get(topic_partition, 0) > partition.log_end_offset:
-            self._has_lost_end = True
+            self._has_outdated_point = True
         if partition.had_gap:
             self._pass_gap(partition)
         partition.on_log_start = self._note_log_start
@@ -295,7 +296,7 @@ class LogManager:
         """
         with suppress(KafkaStorageError):  # on a full disk, a later flush and checkpoint do it
             partition.flush()
-            self._has_gap = True
+            self._has_outdated_point = True
 
     def remove_leftover(self, tp: TopicPartition, topic_id: bytes) -> bool:
         """Remove a partition directory that has no records and was left by an earlier topic of the same name.
@@ -349,7 +350,7 @@ class LogManager:
                 del table[tp]
         if missing:
             self._is_index_starts_dirty = True
-        if missing or self._has_lost_end or self._has_gap:
+        if missing or self._has_outdated_point:
             self._write_offsets()
             self._written_points = dict(self._recovery_points)
 

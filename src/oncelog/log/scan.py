@@ -438,7 +438,7 @@ class ReplayedHeaders(NamedTuple):
 
 
 def replayed_headers(block: HeaderBlock, start: int, end: int) -> ReplayedHeaders:
-    """Return what the batches say whose last offset is at least `start` and below `end`."""
+    """Read the headers of the batches whose last offset is at least `start` and below `end`."""
     find = headers_to_replay if _c is None else _c.headers_to_replay
     return ReplayedHeaders(*find(block.headers, block.position, start, end))
 

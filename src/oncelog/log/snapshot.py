@@ -21,7 +21,6 @@ ProducerStateManager and ProducerSnapshot.json; behaviours I17 and I20 (docs/beh
 from __future__ import annotations
 
 import struct
-import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
@@ -35,6 +34,7 @@ import crc32c
 from oncelog.errors import StorageError
 from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.log.background import BackgroundTask
+from oncelog.log.big_endian import swap_big_endian
 from oncelog.log.disk import Disk, remove_if_exists
 from oncelog.log.segment import file_name, is_stem
 from oncelog.rules.idempotence.append import ProducerEntry, RememberedBatch
@@ -165,8 +165,8 @@ def decode_full(data: bytes, snapshot_crc: int) -> PackedProducers:
     if count < 0 or len(body) < start:
         raise StorageError(f"the file says {count} producers but has {len(body)} bytes")
     lengths_position = _FULL_HEAD.size + 8 * count
-    ids = _big_endian(array("q", body[_FULL_HEAD.size : lengths_position]))
-    ends = list(accumulate(_big_endian(array("H", body[lengths_position:start])), initial=start))
+    ids = swap_big_endian(array("q", body[_FULL_HEAD.size : lengths_position]))
+    ends = list(accumulate(swap_big_endian(array("H", body[lengths_position:start])), initial=start))
     if ends[-1] != len(body):
         raise StorageError("the entries do not fill the file")
     entries = [body[first:end] for first, end in pairwise(ends)]
@@ -176,13 +176,6 @@ def decode_full(data: bytes, snapshot_crc: int) -> PackedProducers:
     if not all(is_entry_layout(first, size) for first, size in layouts):
         raise StorageError("an entry has an unknown layout")
     return dict(zip(ids, entries, strict=True))
-
-
-def _big_endian(numbers: array[int]) -> array[int]:
-    """Convert between the machine's byte order and that of the file."""
-    if sys.byteorder == "little":
-        numbers.byteswap()
-    return numbers
 
 
 def crc_of(data: bytes) -> int:
@@ -234,8 +227,8 @@ def _write_files(
     snapshot.write(_COUNT.pack(image.entry_count))
     for part in image.parts():
         snapshot.write(_encode_part(part))
-        ids.append(_big_endian(array("q", list(part))).tobytes())
-        lengths.append(_big_endian(array("H", [len(packed) for packed in part.values()])).tobytes())
+        ids.append(swap_big_endian(array("q", list(part))).tobytes())
+        lengths.append(swap_big_endian(array("H", [len(packed) for packed in part.values()])).tobytes())
         yield None
     full.write(_FULL_HEAD.pack(snapshot.crc, image.entry_count))
     for columns in (ids, lengths):
