@@ -1,4 +1,4 @@
-"""The user presses Ctrl-C while the node processes of a development cluster are running."""
+"""The node processes of a development cluster: when one is ready, and Ctrl-C while they are running."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from oncelog.testing.process import NodeProcess
+from oncelog.testing.process import NodeProcess, free_ports
 
 SLEEPING = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -52,3 +52,30 @@ def test_an_interrupted_stop_can_be_repeated(tmp_path: Path, monkeypatch: pytest
     node.kill()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+OPENING = """
+import http.server, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    asked = 0
+
+    def do_GET(self):
+        Handler.asked += self.path == "/ready"
+        self.send_response(503 if Handler.asked < 3 else 200)
+        self.end_headers()
+
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def test_a_node_that_answers_503_is_not_ready(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    command = [sys.executable, "-c", OPENING, str(port)]
+    node = NodeProcess("one", port, tmp_path / "log", command, mark="HTTPServer", ready_path="/ready")
+    node.start()
+    try:
+        answers = node.log_file.read_text()
+    finally:
+        node.kill()
+    assert [answers.count(f'"GET /ready HTTP/1.1" {status}') for status in (503, 200)] == [2, 1]

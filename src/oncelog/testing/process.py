@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import shutil
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from random import SystemRandom
 from types import FrameType
@@ -105,7 +106,8 @@ class NodeProcess:
 
     `mark`: a text in its command line that no other process's command line contains. The node inherits the
     environment of this process, with `environment` added. `page`: the address of the node's web page, if it
-    has one.
+    has one. `ready_path`: a path on its port where it answers a GET with status 200 once it serves requests.
+    By default, the node is ready as soon as it accepts connections.
     """
 
     def __init__(
@@ -118,8 +120,10 @@ class NodeProcess:
         mark: str,
         environment: Mapping[str, str] | None = None,
         page: str = "",
+        ready_path: str = "",
     ) -> None:
         self.name, self.port, self.log_file, self.mark, self.page = name, port, log_file, mark, page
+        self._ready_path = ready_path
         self._command, self._environment = command, {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -145,7 +149,7 @@ class NodeProcess:
             )
 
     def wait_until_ready(self) -> None:
-        """Wait until the node accepts connections.
+        """Wait until the node is ready.
 
         After READY_TIMEOUT_S, or if the node has ended, kills it and raises TimedOut with the end of its log.
         """
@@ -153,13 +157,24 @@ class NodeProcess:
         while time.monotonic() < deadline:
             if self._process is None or self._process.poll() is not None:
                 break
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
+            if self._is_ready():
+                return
             time.sleep(0.1)
         text = self.log_file.read_text(errors="replace")[-2000:]
         self.kill()
         raise TimedOut(f"node {self.name} did not start; {self.log_file} ends:\n{text}")
+
+    def _is_ready(self) -> bool:
+        if not self._ready_path:
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", self.port)) == 0
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=STOP_TIMEOUT_S)
+        with closing(connection):
+            try:
+                connection.request("GET", self._ready_path)
+                return connection.getresponse().status == http.HTTPStatus.OK
+            except (OSError, http.client.HTTPException):
+                return False
 
     def start(self) -> None:
         self.launch()

@@ -49,10 +49,14 @@ class PrometheusServer:
         command = [*launch, program, f"--config.file={settings}", f"--web.listen-address=127.0.0.1:{port}"]
         command.append(f"--storage.tsdb.path={directory / 'data'}")
         log, page = directory / "server.log", f"http://127.0.0.1:{port}"
-        self.nodes = [NodeProcess("prometheus", port, log, command, mark=str(settings), page=page)]
+        # Prometheus accepts connections, and answers with status 503, while it still opens its data.
+        node = NodeProcess(
+            "prometheus", port, log, command, mark=str(settings), page=page, ready_path="/-/ready"
+        )
+        self.nodes = [node]
 
     def start(self) -> None:
-        """Start Prometheus, and wait until it accepts connections. Raises TimedOut."""
+        """Start Prometheus, and wait until it answers queries. Raises TimedOut."""
         self.nodes[0].start()
 
     def stop(self) -> None:
