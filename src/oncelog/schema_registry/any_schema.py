@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from oncelog.errors import MissingDependency, SchemaDataError, SchemaRegistryError, text_of
+from oncelog.errors import MissingDependency, SchemaDataError, SchemaRegistryError, copy_to_raise, text_of
 from oncelog.schema_registry.avro import avro_decoder, avro_encoder, avro_record_name, parse_avro
 from oncelog.schema_registry.avro_json import avro_value
 from oncelog.schema_registry.cache import Cache
@@ -64,12 +64,12 @@ class AnyDeserializer(SchemaDeserializer):
             return super().deserialize(topic, data)
         schema_id = decode_schema_id(data)
         if (known := self._unknown.get(schema_id)) is not None:
-            raise known.with_traceback(None)  # otherwise the traceback would grow with each raise
+            raise copy_to_raise(known)
         try:
             return super().deserialize(topic, data)
         except SchemaRegistryError as error:
             if error.status == NOT_FOUND:
-                self._unknown.put(schema_id, error)
+                self._unknown.put(schema_id, copy_to_raise(error))
             raise
 
     def _decoder(self, schema_id: int) -> Decode:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from oncelog.errors import OncelogError, SchemaRegistryError
+from oncelog.errors import OncelogError, SchemaRegistryError, copy_to_raise
 from oncelog.runtime import system
 from oncelog.web.display import data_text
 from oncelog.web.reading import Message
@@ -70,14 +70,14 @@ class _Page:
             return stored
         try:
             if (unknown := self._unknown.get(schema_id)) is not None:
-                raise unknown.with_traceback(None)  # otherwise it would grow
+                raise copy_to_raise(unknown)
             text = to_json(self._deserializer.deserialize(topic, data))
         except OncelogError as error:
             if isinstance(error, SchemaRegistryError) and error.status != _NOT_FOUND:
                 self.outage = error
                 return stored
             if isinstance(error, SchemaRegistryError):
-                self._unknown[schema_id] = error
+                self._unknown[schema_id] = copy_to_raise(error)
             return {**stored, "note": f"{stored['note'] or f'schema id {schema_id}'}: {error}"}
         decoded = data_text(text.encode(errors="replace"))
         note = f"schema id {schema_id}; {decoded['note']}" if decoded["note"] else f"schema id {schema_id}"

@@ -29,7 +29,7 @@ from oncelog.client.group.coordinator_client import GroupCoordinatorClient
 from oncelog.client.group.core import MAX_OFFSET_COMMIT_VERSION, commit_error, commit_request, next_after
 from oncelog.client.group.membership import Change, GroupProtocol, Membership, Rebalance, not_a_member
 from oncelog.client.group.subscribed_topics import SubscribedTopics
-from oncelog.errors import OncelogError
+from oncelog.errors import OncelogError, copy_to_raise
 from oncelog.rules.groups.error_policy import GroupAction, GroupRequest
 from oncelog.runtime import system
 from oncelog.settings import Settings
@@ -151,7 +151,7 @@ class GroupSession:
             if lost:
                 return Rebalance(Change.LOST, lost)
             self._core.assign([])
-            raise membership.fatal_error.with_traceback(None)
+            raise copy_to_raise(membership.fatal_error)
         if membership.failure is not None:
             failure, membership.failure = membership.failure, None
             raise failure
@@ -252,7 +252,7 @@ class GroupSession:
         Raises the coordinator's error if the commit is refused.
         """
         if self._membership.fatal_error is not None:
-            raise self._membership.fatal_error.with_traceback(None)
+            raise copy_to_raise(self._membership.fatal_error)
         if chosen := self._commits.positions() if offsets is None else offsets:
             await self._commits.commit(chosen)
 
@@ -286,7 +286,7 @@ class GroupSession:
         if is_member and member == self.member:
             self._react_to_commit(error)
         fatal_error = self._membership.fatal_error
-        raise fatal_error.with_traceback(None) if fatal_error is not None else error
+        raise copy_to_raise(fatal_error) if fatal_error is not None else error
 
     def _react_to_commit(self, error: OncelogError) -> None:
         match next_after(error, GroupRequest.COMMIT):
