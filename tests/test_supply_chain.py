@@ -1,8 +1,10 @@
-"""Pinned dependencies: the set-up installs by hash, and builds with pinned tools."""
+"""Dependencies: imported ones are declared, the set-up installs by hash, and builds with pinned tools."""
 
 from __future__ import annotations
 
 import re
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,15 @@ from oncelog_devtools import apache_kafka
 
 ROOT = Path(__file__).parents[1]
 LOCKS = ("requirements.lock", "requirements-build.lock")
+OF_OTHERS = {
+    "attrs": "jsonschema",
+    "jsonschema-specifications": "jsonschema",
+    "markupsafe": "jinja2",
+    "py4j": "pyspark",
+    "pytest": "only pytest imports the plugin",
+    "referencing": "jsonschema",
+}
+"""Packages that are imported without being declared, and why each is there."""
 
 
 def pinned(lock: str) -> dict[str, str]:
@@ -20,6 +31,22 @@ def pinned(lock: str) -> dict[str, str]:
         assert head and "--hash=sha256:" in entry, entry
         found[head[1]] = head[2]
     return found
+
+
+def test_a_user_gets_every_package_that_is_imported() -> None:
+    """Packages of the extra `dev` are there in each other test, but not for users."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    texts = [text for name, texts in extras.items() if name not in ("dev", "docs", "demo") for text in texts]
+    declared = {re.split(r"[^\w-]", text)[0] for text in [*project["dependencies"], *texts]}
+    found = packages_distributions()
+    code = "\n".join(path.read_text() for path in (ROOT / "src" / "oncelog").rglob("*.py"))
+    # Lines of docstrings match too, but few of their second words are the name of a package.
+    names = set(re.findall(r"^ *(?:import|from) (\w+)", code, re.MULTILINE)) & found.keys() - {"oncelog"}
+    assert {"click", "re2", "pyarrow"} <= names
+    for name in names:
+        distributions = {package.lower().replace("_", "-") for package in found[name]}
+        assert distributions & {*declared, *OF_OTHERS}, f"{name} is not declared"
 
 
 @pytest.mark.parametrize("lock", LOCKS)

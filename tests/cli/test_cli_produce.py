@@ -10,13 +10,16 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 from support.cli import Outcome, oncelog
+from support.terminal import PseudoTerminal
 
 from oncelog import Admin, Broker, Consumer, NewTopic, Record, TopicPartition
-from oncelog.cli.produce import _by_delimiter, parse_json
+from oncelog.cli import produce as produce_module
+from oncelog.cli.produce import _by_delimiter, _Status, _Tally, parse_json
 from oncelog.cli.record_format import unescape
 
 
@@ -290,3 +293,35 @@ def test_a_missing_topic_is_an_error_long_before_max_block_ms(broker: Broker) ->
     assert got.code == 1
     assert "topic 'mistyped' does not exist" in got.err
     assert "0 records failed" not in got.err
+
+
+def test_progress_changes_at_intervals_and_not_with_each_record(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(produce_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    tally = _Tally()
+    with _Status(tally) as show:
+        for _ in range(1000):
+            tally.sent += 1
+            show()
+        now_s += 0.2
+        show()
+    assert capsys.readouterr().err.split("\r\x1b[K") == [
+        "", "sending", "1 records sent, 0 stored", "1000 records sent, 0 stored", ""
+    ]  # fmt: skip
+
+
+def test_a_terminal_shows_progress_of_piped_records_until_the_end(broker: Broker, topic: str) -> None:
+    command = [sys.executable, "-m", "oncelog.cli.main", "produce", topic, "-o", "jsonl"]
+    with PseudoTerminal(80, 10) as terminal:
+        process = terminal.start(
+            [*command, "-b", broker.bootstrap_servers], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert process.stdin is not None
+        process.stdin.write("first\n")
+        process.stdin.flush()
+        terminal.read_until("1 records sent")
+        out, _ = process.communicate("second\n", timeout=120)
+        assert process.returncode == 0 and terminal.screen().rows == [""]
+    assert sum(json.loads(line)["records"] for line in out.splitlines()) == 2

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 from support.cli import oncelog
+from support.terminal import PseudoTerminal
 from support.topics import new_topic, producer_of
 
-from oncelog.cli.common import blocks, emit, needed_columns
+from oncelog.cli.common import emit
 from oncelog.cli.main import SECTIONS, main
 
 ROWS = [
@@ -28,10 +29,10 @@ class Terminal(io.StringIO):
         return True
 
 
-def printed(monkeypatch: pytest.MonkeyPatch, columns: int, stdout: io.StringIO) -> str:
+def printed(monkeypatch: pytest.MonkeyPatch, columns: int, stdout: io.StringIO, term: str = "xterm") -> str:
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("LINES", "20")
-    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("TERM", term)
     monkeypatch.setattr(sys, "stdout", stdout)
     emit(ROWS, "table")
     return stdout.getvalue()
@@ -102,19 +103,26 @@ def test_a_wide_terminal_shows_a_table_and_a_narrow_one_blocks(monkeypatch: pyte
     assert len(printed(monkeypatch, 30, io.StringIO()).splitlines()) == 3, "a pipe has no width"
 
 
-def test_the_narrowest_table_keeps_words_of_titles_and_short_cells() -> None:
-    assert needed_columns(["A B", "CC"], [["x", "y" * 50]]) == 1 + 2 + 14
-    assert needed_columns(["LONG TITLE"], []) == 5
-    assert needed_columns([], []) == 0
-    assert blocks([], []) == "" == blocks(["A"], [])
-
-
 def test_styles_are_only_for_terminals_and_only_without_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert "\x1b[1m" in printed(monkeypatch, 100, Terminal())
     assert "\x1b" not in printed(monkeypatch, 100, io.StringIO())
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b" not in printed(monkeypatch, 100, Terminal())
+    monkeypatch.delenv("NO_COLOR")
+    assert "\x1b" not in printed(monkeypatch, 100, Terminal(), "dumb"), "it prints control sequences"
+
+
+def test_a_table_is_as_wide_as_the_terminal(ours: str) -> None:
+    topic = new_topic(ours)
+    command = [sys.executable, "-m", "oncelog.cli.main", "topics", "describe", topic, "-b", ours]
+    with PseudoTerminal(70, 20) as terminal:
+        assert terminal.start(command).wait(120) == 0
+        rows = terminal.screen().rows
+        assert terminal.printed.startswith("\x1b[1mTOPIC ")
+    titles = re.split("  +", rows[0])
+    assert titles == ["TOPIC", "PARTITION", "LEADER", "START OFFSET", "END OFFSET", "STABLE END"]
+    assert rows[1].split() == ["OFFSET"] and rows[2].split() == [topic, "0", "1", "0", "0", "0"]
 
 
 @pytest.mark.parametrize("output", ["table", "json"])

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import re
+import sys
+import termios
 from collections.abc import Callable, Iterator
 
 import click
 import pytest
-from rich.console import Console
 from support.cli import oncelog
+from support.terminal import PseudoTerminal, Screen
 from support.topics import new_topic
 
 from oncelog.cli import watch
+from oncelog.cli.common import emit
 from oncelog.cli.main import COMMANDS, cli
 from oncelog.errors import NotConnectedError
 
@@ -95,12 +99,105 @@ def test_an_exit_code_does_not_end_the_repetition(pauses: list[float]) -> None:
     assert len(pauses) == 3
 
 
-def test_a_terminal_shows_the_newest_output_in_place(pauses: list[float]) -> None:
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=60, height=20)
-    with pytest.raises(KeyboardInterrupt):
-        watch._show_in_place(watch._Rounds(failing_after(2)), 7, console)
-    text = screen.getvalue()
-    assert "every 7 s, " in text and "Ctrl-C ends" in text
-    assert text.count("fine") >= 2 and text.rindex("the broker is away") > text.rindex("fine")
-    assert "\x1b[2K" in text, "earlier lines are erased"
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def new_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Return the new standard output, which claims to be a terminal of 40 columns and 8 lines."""
+    stdout = Terminal()
+    for name, value in {"COLUMNS": "40", "LINES": "8", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys, "stdout", stdout)
+    return stdout
+
+
+def test_a_terminal_shows_the_newest_output_in_place(
+    pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = new_terminal(monkeypatch)
+    click.echo("$ oncelog")
+    watch.repeat(failing_after(2), 7)
+    shown = Screen(terminal.getvalue(), 40, 8).rows
+    assert shown[0] == "$ oncelog" and shown[1].startswith("every 7 s, ") and shown[1].endswith("Ctrl-C ends")
+    assert shown[2:] == ["", "oncelog: the broker is away", ""]
+
+
+def test_output_in_place_keeps_styles_unless_no_color(
+    pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = new_terminal(monkeypatch)
+    watch.repeat(lambda: emit([{"topic": "flights"}], "table"), 1)
+    assert "\x1b[1mTOPIC\x1b[0m" in terminal.getvalue() and "\x1b[2mevery" in terminal.getvalue()
+    terminal = new_terminal(monkeypatch)
+    monkeypatch.setenv("NO_COLOR", "1")
+    pauses.clear()
+    watch.repeat(lambda: emit([{"topic": "flights"}], "table"), 1)
+    assert "TOPIC\n" in terminal.getvalue() and not re.search(r"\x1b\[\d*m", terminal.getvalue())
+
+
+def test_long_output_is_cropped_until_the_command_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = new_terminal(monkeypatch)
+    frame = watch._Frame()
+    for round_ in "abc":
+        frame.show("\n".join(f"{round_}{number}" for number in range(20)))
+        assert Screen(terminal.getvalue(), 40, 8).rows == [
+            *(f"{round_}{number}" for number in range(6)),
+            "...",
+            "",
+        ]
+    frame.end()
+    assert Screen(terminal.getvalue(), 40, 8).rows == [*(f"c{number}" for number in range(20)), ""]
+
+
+def test_shorter_output_leaves_nothing_of_the_previous_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = new_terminal(monkeypatch)
+    frame = watch._Frame()
+    frame.show("long line\nsecond\nthird")
+    frame.show("short")
+    assert Screen(terminal.getvalue(), 40, 8).rows == ["short", "", "", ""]
+
+
+def test_lines_longer_than_the_terminal_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = new_terminal(monkeypatch)
+    frame = watch._Frame()
+    for _ in range(3):
+        frame.show("x" * 40 + "\n" + "y" * 50)
+    assert Screen(terminal.getvalue(), 40, 8).rows == ["x" * 40, "y" * 40, "y" * 10, ""]
+
+
+def test_a_terminal_of_a_new_size_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = new_terminal(monkeypatch)
+    frame = watch._Frame()
+    frame.show("wide")
+    monkeypatch.setenv("COLUMNS", "20")
+    frame.show("narrow")
+    assert terminal.getvalue().count("\x1b[2J") == 1
+    assert Screen(terminal.getvalue(), 20, 8).visible == ["narrow", ""]
+
+
+def test_a_terminal_without_control_sequences_gets_one_output_after_the_other(
+    pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = new_terminal(monkeypatch)
+    monkeypatch.setenv("TERM", "dumb")
+    watch.repeat(failing_after(3), 1)
+    assert terminal.getvalue() == "fine\n" * 3
+
+
+def test_ctrl_c_leaves_the_newest_output_and_a_usable_terminal(ours: str) -> None:
+    topic = new_topic(ours)
+    command = [sys.executable, "-m", "oncelog.cli.main", "topics", "describe", topic, "--watch", "0.1"]
+    with PseudoTerminal(100, 12) as terminal:
+        before = termios.tcgetattr(terminal.device)
+        process = terminal.start([*command, "-b", ours])
+        terminal.read_until("Ctrl-C ends", count=3)
+        terminal.type("\x03")
+        assert process.wait(120) == 0
+        assert termios.tcgetattr(terminal.device) == before
+        head, empty, titles, *rows = terminal.screen().rows
+        assert "\x1b[?" not in terminal.printed, "no mode of the terminal is changed"
+    assert head.startswith("every 0.1 s, ") and empty == "" and titles.startswith("TOPIC ")
+    assert rows[0].startswith(f"{topic} ") and rows[-1] == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,17 +16,13 @@ import click
 
 from oncelog.cli.profiles import Profiles, read_profiles
 from oncelog.cli.properties import read_properties
+from oncelog.cli.tables import table
 from oncelog.errors import OncelogError, UnknownTopicOrPartition
 
 DEFAULT_SERVERS = "127.0.0.1:9092"
 _SERVERS = "bootstrap.servers"
-_PIPED_COLUMNS = 400
 _MAX_COMPARED = 5_000
 """The maximum number of topic names to compare with a mistyped name. Comparing more would take over a second.
-"""
-_MIN_CELL = 14
-"""Cells up to this width are not cut in a table. If the terminal is too narrow for that, rows are printed as
-blocks.
 """
 
 _HARMLESS = "\n\t\u00a0\u2009\u202f\u3000\u200c\u200d"
@@ -409,13 +406,6 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def padded(text: str, width: int) -> str:
-    """Return text padded with spaces to `width` terminal columns. A wide character takes two."""
-    from rich.cells import cell_len
-
-    return text + " " * (width - cell_len(text))
-
-
 def _cell(value: object) -> str:
     return "-" if value is None else one_line(str(value))
 
@@ -423,49 +413,27 @@ def _cell(value: object) -> str:
 def _emit_table(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None, wide: Sequence[str]
 ) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    # In piped output each row stays on one line, for grep.
-    console = Console(width=None if sys.stdout.isatty() else _PIPED_COLUMNS)
     names = [*(columns or (list(rows[0]) if rows else [])), *wide]
     titles = [name.upper().replace("_", " ") for name in names]
     cells = [[_cell(row.get(name)) for name in names] for row in rows]
-    if needed_columns(titles, cells) > console.width:
-        click.echo(blocks(titles, cells), nl=False)
-        return
-    table = Table(box=None, pad_edge=False, header_style="" if os.environ.get("NO_COLOR") else "bold")
-    for name, title in zip(names, titles, strict=True):
-        numeric = all(isinstance(row.get(name), int) for row in rows)
-        table.add_column(title, justify="right" if numeric else "left", overflow="fold")
-    for line in cells:
-        # Use Text, because rich interprets brackets in a str as markup.
-        table.add_row(*map(Text, line))
-    # Let click print the table. If the reader of the pipe has gone, rich would exit with 1, while click's
-    # BrokenPipeError leads to exit code 141.
-    with console.capture() as capture:
-        console.print(table)
-    click.echo(capture.get(), nl=False)
+    numeric = [all(isinstance(row.get(name), int) for row in rows) for name in names]
+    # In piped output each row stays on one line, for grep.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    click.echo(table(titles, cells, numeric=numeric, columns=width, bold=has_styles()), nl=False)
 
 
-def needed_columns(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
-    """Return the width of the narrowest table in which no word of a title and no short cell (`_MIN_CELL`) is
-    cut.
-    """
-    from rich.cells import cell_len
-
-    needed = 2 * max(len(titles) - 1, 0)
-    for index, title in enumerate(titles):
-        longest = max((cell_len(line[index]) for line in cells), default=0)
-        needed += max(*map(len, title.split()), min(longest, _MIN_CELL), 1)
-    return needed
+def can_move_cursor() -> bool:
+    """Return True unless TERM names a terminal that prints control sequences instead of executing them."""
+    return os.environ.get("TERM") not in ("dumb", "unknown")
 
 
-def blocks(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """Return the rows as text: one line with title and value per cell, and an empty line between rows."""
-    width = max(map(len, titles), default=0)
-    return "\n".join(
-        "".join(f"{padded(title, width)}  {cell}\n" for title, cell in zip(titles, line, strict=True))
-        for line in cells
-    )
+def has_styles() -> bool:
+    """Return True if text on a terminal may have styles. click removes them from piped output."""
+    return can_move_cursor() and not os.environ.get("NO_COLOR")
+
+
+def say_in_place(text: str) -> None:
+    """Replace the last line on standard error, which must be a terminal that can move its cursor."""
+    # A longer line would take two rows, and the next text would replace only the second one.
+    shown = text[: shutil.get_terminal_size().columns - 1]
+    click.echo(f"\r\x1b[K{shown}", nl=False, err=True, color=True)

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
+from oncelog.cli.common import (
+    bootstrap_options,
+    can_move_cursor,
+    emit,
+    only_settings_of,
+    output_option,
+    say,
+    say_in_place,
+)
 from oncelog.cli.interrupt import clean_up_on_termination
 
 if TYPE_CHECKING:
@@ -148,18 +156,17 @@ def _connect(client_config: dict[str, Any], prefix: str, timeout: float, max_tim
 
 
 def _show_progress(outcomes: Sequence[Outcome]) -> None:
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and can_move_cursor():
         last = outcomes[-1]
         failed = sum(outcome.result == "fail" for outcome in outcomes)
-        text = f"{len(outcomes)} run, {failed} failed: {last.section}"
-        click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+        say_in_place(f"{len(outcomes)} run, {failed} failed: {last.section}")
 
 
 def _clean_up(suite: Suite) -> None:
     from oncelog.errors import OncelogError
 
-    if sys.stderr.isatty():
-        click.echo("\r\x1b[K", nl=False, err=True)
+    if sys.stderr.isatty() and can_move_cursor():
+        say_in_place("")
     try:
         suite.clean_up()
     except (OncelogError, OSError) as error:

@@ -20,7 +20,6 @@ from oncelog.cli.common import (
     new_admin,
     one_line,
     only_settings_of,
-    padded,
     printable,
     time_text,
 )
@@ -28,6 +27,7 @@ from oncelog.cli.interrupt import Interrupt
 from oncelog.cli.record_filter import RecordFilter, parse_filter
 from oncelog.cli.record_format import Part, parse_format, render
 from oncelog.cli.registry_options import RecordDecoder, registry_option, take_registry
+from oncelog.cli.tables import padded
 from oncelog.cli.times import TimeType
 from oncelog.errors import MisuseError, OncelogError
 from oncelog.runtime.optional import check_pyarrow

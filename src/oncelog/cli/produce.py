@@ -8,6 +8,7 @@ import binascii
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -15,7 +16,16 @@ from typing import IO, Any
 
 import click
 
-from oncelog.cli.common import ClientConfig, bootstrap_options, emit, only_settings_of, output_option, say
+from oncelog.cli.common import (
+    ClientConfig,
+    bootstrap_options,
+    can_move_cursor,
+    emit,
+    only_settings_of,
+    output_option,
+    say,
+    say_in_place,
+)
 from oncelog.cli.interrupt import Interrupt
 from oncelog.cli.record_filter import parse_header
 from oncelog.cli.record_format import unescape
@@ -25,7 +35,7 @@ from oncelog.errors import DisconnectedError, MessageTooLarge, OncelogError, Tim
 from oncelog.settings import Settings
 from oncelog.types import Header, RecordMetadata, TopicPartition
 
-_PROGRESS_EVERY = 1000
+_PROGRESS_SECONDS = 0.1
 _CHUNK_BYTES = 65_536
 _FIELDS = {"topic", "offset", "partition", "timestamp", "timestamp_ms", "headers"} | {
     "key", "key_base64", "value", "value_base64",
@@ -215,8 +225,7 @@ def _send_all(
                     if partition is not None:
                         record["partition"] = partition
                     _send(producer, topic, record, tally)
-                    if tally.sent % _PROGRESS_EVERY == 0:
-                        show()
+                    show()
             except (OncelogError, click.ClickException) as error:
                 stopped = error
             producer.close()
@@ -265,28 +274,35 @@ def _send(producer: Any, topic: str, record: Arguments, tally: _Tally) -> None:
 
 def _progress(tally: _Tally) -> AbstractContextManager[Callable[[], object]]:
     """Return a context that shows progress if standard error is a terminal and standard input is not."""
-    if not sys.stderr.isatty() or (sys.stdin is not None and sys.stdin.isatty()):
+    is_typed = sys.stdin is not None and sys.stdin.isatty()
+    if is_typed or not sys.stderr.isatty() or not can_move_cursor():
         return nullcontext(lambda: None)
     return _Status(tally)
 
 
 class _Status(AbstractContextManager[Callable[[], object]]):
-    def __init__(self, tally: _Tally) -> None:
-        from rich.console import Console
+    """A line of progress on standard error. It changes at most every `_PROGRESS_SECONDS`, and is erased at
+    the end.
+    """
 
+    def __init__(self, tally: _Tally) -> None:
         self._tally = tally
-        self._status = Console(stderr=True).status("sending")
+        self._next_s = 0.0
 
     def __enter__(self) -> Callable[[], object]:
-        self._status.start()
+        say_in_place("sending")
         return self._show
 
     def _show(self) -> None:
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + _PROGRESS_SECONDS
         delivered = sum(part.records for part in self._tally.partitions.copy().values())
-        self._status.update(f"{self._tally.sent} records sent, {delivered} stored")
+        say_in_place(f"{self._tally.sent} records sent, {delivered} stored")
 
     def __exit__(self, *raised: object) -> None:
-        self._status.stop()
+        say_in_place("")
 
 
 def _delimiter(text: str | None) -> bytes | None:

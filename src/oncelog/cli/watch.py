@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from typing import Any, TypeVar
 
 import click
 
+from oncelog.cli.common import can_move_cursor, has_styles, say
+from oncelog.cli.tables import fold, text_width
 from oncelog.errors import OncelogError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -64,10 +67,8 @@ def repeat(show: Callable[[], object], seconds: float) -> None:
     """
     first = _Rounds(show)
     with contextlib.suppress(KeyboardInterrupt):
-        if sys.stdout.isatty():
-            from rich.console import Console
-
-            _show_in_place(first, seconds, Console())
+        if sys.stdout.isatty() and can_move_cursor():
+            _show_in_place(first, seconds)
             return
         while True:
             first.show()
@@ -93,8 +94,6 @@ class _Rounds:
         except (OncelogError, click.ClickException) as error:
             if self._is_first:
                 raise
-            from oncelog.cli.common import say
-
             say(f"oncelog: {error}", err=True)
         self._is_first = False
 
@@ -108,15 +107,56 @@ class _Screen(io.StringIO):
         return True
 
 
-def _show_in_place(rounds: _Rounds, seconds: float, console: Any) -> None:
-    from rich.live import Live
-    from rich.text import Text
-
-    with Live(console=console, auto_refresh=False) as live:
+def _show_in_place(rounds: _Rounds, seconds: float) -> None:
+    frame = _Frame()
+    try:
         while True:
             screen = _Screen()
             with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(screen):
                 rounds.show()
-            head = f"every {seconds:g} s, {datetime.now().strftime('%H:%M:%S')}; Ctrl-C ends\n\n"
-            live.update(Text.assemble((head, "dim"), Text.from_ansi(screen.getvalue())), refresh=True)
+            head = f"every {seconds:g} s, {datetime.now().strftime('%H:%M:%S')}; Ctrl-C ends"
+            head = click.style(head, dim=True) if has_styles() else head
+            frame.show(f"{head}\n\n{screen.getvalue()}")
             _pause(seconds)
+    finally:
+        frame.end()
+
+
+class _Frame:
+    """Text at the cursor of a terminal, which the next text replaces."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._height = 0
+        self._size = shutil.get_terminal_size()
+
+    def show(self, text: str) -> None:
+        """Replace the previous text. Rows that the terminal is not high enough for are left out."""
+        self._text = text
+        self._replace(is_cropped=True)
+
+    def end(self) -> None:
+        """Show the newest text with all its rows. This also overwrites the `^C` of the terminal."""
+        if self._text:
+            self._replace(is_cropped=False)
+
+    def _replace(self, is_cropped: bool) -> None:
+        size = shutil.get_terminal_size()
+        if size != self._size and self._height:
+            # The terminal may have moved the previous text while its size changed.
+            click.clear()
+            self._height = 0
+        rows = [row for line in self._text.splitlines() for row in _rows(line, size.columns)]
+        if is_cropped and len(rows) >= size.lines:
+            rows = [*rows[: max(size.lines - 2, 0)], "..."]
+        up = f"\x1b[{self._height}A" if self._height else ""
+        # Each row is erased just before it is written, and all rows are written together, to avoid flicker.
+        frame = f"\r{up}" + "".join(f"\x1b[2K{row}\n" for row in rows) + "\x1b[J"
+        click.echo(frame, nl=False, color=True)
+        self._height, self._size = len(rows), size
+
+
+def _rows(line: str, columns: int) -> list[str]:
+    """Return the rows of a terminal that a line takes. A line loses its style if it takes several."""
+    plain = click.unstyle(line)
+    return [line] if text_width(plain) <= columns else fold(plain, columns)
