@@ -69,10 +69,6 @@ class SecuredBroker(BrokerProcess):
             *plain[place + 2 :],
         ]
 
-    def _read_ready_line(self) -> str:
-        super()._read_ready_line()
-        return self.bootstrap_servers
-
 
 class OncelogUnderTest:
     """Our broker, run in a process by the fuzzer."""

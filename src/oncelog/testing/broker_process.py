@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from oncelog.errors import OncelogError, TimedOut
-from oncelog.testing.process import end_process
+from oncelog.testing.process import end_process, free_ports
 
 READY_TIMEOUT_S = 120.0
 """Time-out in seconds for the line `listening on HOST:PORT`. Normally it appears in less than a second."""
@@ -38,7 +38,7 @@ class BrokerProcess:
         self.data_dir = data_dir
         self.log_file = log_file or data_dir.with_name(f"{data_dir.name}.log")
         self.settings = dict(settings or {})
-        # 0 until the first start, which chooses a free port.
+        # 0 until the first start, which chooses a port that no outgoing connection takes during a restart.
         self.port = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -60,11 +60,12 @@ class BrokerProcess:
         Raises TimedOut after READY_TIMEOUT_S, or if the broker exits.
         """
         began = time.monotonic()
+        if self.port == 0:
+            (self.port,) = free_ports(1)
         self.data_dir.parent.mkdir(parents=True, exist_ok=True)
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(self._command(), stdout=subprocess.PIPE, stderr=log)
-        host_port = self._read_ready_line().removeprefix("listening on ").strip()
-        self.port = int(host_port.rpartition(":")[2])
+        self._wait_until_ready()
         return time.monotonic() - began
 
     def _command(self) -> list[str]:
@@ -74,7 +75,8 @@ class BrokerProcess:
             command += ["--set", f"{key}={value}"]
         return command
 
-    def _read_ready_line(self) -> str:
+    def _wait_until_ready(self) -> None:
+        """Wait for the line `listening on HOST:PORT`. Raises TimedOut."""
         assert self._process is not None and self._process.stdout is not None
         pipe = self._process.stdout.fileno()
         deadline = time.monotonic() + READY_TIMEOUT_S
@@ -88,7 +90,6 @@ class BrokerProcess:
             self.kill()
             reason = "did not report that it listens" if chunk is None else "ended at once"
             raise TimedOut(f"the broker {reason}; see {self.log_file}")
-        return text.split(b"\n", 1)[0].decode()
 
     def kill(self) -> None:
         """Kill the process with SIGKILL. The broker cannot write or clean up anything."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
 
-from oncelog.errors import ConfigError
+import psutil
 
 SETTLE_S = 3.0
 _WINDOW_S = 0.1
@@ -17,7 +16,7 @@ def cpu_seconds(pid: int) -> float:
     if sys.platform == "linux":
         # The process's CPU clock (clock_getcpuclockid) counts nanoseconds. /proc counts only ticks of 10 ms.
         return time.clock_gettime(~pid << 3 | 2)
-    times = _process(pid).cpu_times()
+    times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
 
 
@@ -26,7 +25,7 @@ def tree_cpu_seconds(pid: int) -> float:
 
     A descendant that has ended counts too, unless its parent ended before it.
     """
-    root = _process(pid)
+    root = psutil.Process(pid)
     times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
     return float(sum(t.user + t.system + t.children_user + t.children_system for t in times))
 
@@ -55,15 +54,7 @@ def idle_cores(pid: int, seconds: float) -> float:
 
 def rss_mb(pid: int) -> float:
     """Return the resident memory of a process in MB (10^6 bytes)."""
-    return float(_process(pid).memory_info().rss) / 1e6
-
-
-def _process(pid: int) -> Any:
-    try:
-        import psutil
-    except ImportError:
-        raise ConfigError("measuring a broker's process needs psutil: pip install psutil") from None
-    return psutil.Process(pid)
+    return float(psutil.Process(pid).memory_info().rss) / 1e6
 
 
 def max_rss_bytes() -> int:
