@@ -645,6 +645,43 @@ def test_tables_whose_files_are_not_the_whole_truth_are_refused(
         audit_table(broker.bootstrap_servers, transactions, f"parquet:{tmp_path / 'i'}")
 
 
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        {"minReaderVersion": 2, "minWriterVersion": 5},
+        {
+            "minReaderVersion": 3,
+            "minWriterVersion": 7,
+            "readerFeatures": ["columnMapping"],
+            "writerFeatures": ["columnMapping"],
+        },
+    ],
+    ids=["version", "feature"],
+)
+def test_a_delta_table_that_maps_its_columns_is_refused(
+    broker: oncelog.Broker, transactions: str, tmp_path: Path, protocol: dict[str, Any]
+) -> None:
+    """R1523: the package deltalake reads other columns if they have the table's names in its files."""
+    write_delta(tmp_path, rows_of(transactions, COMMITTED))
+    log = tmp_path / "_delta_log"
+    first = [json.loads(line) for line in (log / f"{0:020}.json").read_text().splitlines()]
+    (metadata,) = (action["metaData"] for action in first if "metaData" in action)
+    schema = json.loads(metadata["schemaString"])
+    swapped = {"partition": "offset", "offset": "partition"}
+    for number, field in enumerate(schema["fields"], 1):
+        stored = swapped.get(field["name"], field["name"])
+        field["metadata"] = {
+            "delta.columnMapping.id": number,
+            "delta.columnMapping.physicalName": stored,
+        }
+    mapped = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "9"}
+    metadata |= {"schemaString": json.dumps(schema), "configuration": mapped}
+    actions = ({"protocol": protocol}, {"metaData": metadata})
+    (log / f"{1:020}.json").write_text("\n".join(map(json.dumps, actions)))
+    with pytest.raises(ConfigError, match=r"cannot read this Delta Lake table: .*columnMapping"):
+        audit_table(broker.bootstrap_servers, transactions, f"delta:{tmp_path}")
+
+
 def test_an_iceberg_table_is_found_by_its_name_in_the_default_catalog(
     broker: oncelog.Broker, transactions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

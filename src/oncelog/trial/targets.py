@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from oncelog.errors import MissingDependency, StorageError, TimedOut
-from oncelog.local_audit.tables.arrow_files import is_hidden
+from oncelog.local_audit.tables.arrow_files import has_column_mapping, is_hidden
 from oncelog.local_audit.tables.postgresql_table import Database, connect, parse_database, quoted, sql_errors
 from oncelog.trial.plan import TargetKind
 
@@ -200,6 +200,8 @@ class DeltaTarget:
             table = DeltaTable(self.address)
         except TableNotFoundError:
             return
+        if has_column_mapping(table):
+            raise StorageError(f"the target {self.address} maps the names of its columns: it cannot be read")
         columns = columns_of_ids([field.name for field in table.schema().fields], self._id_name)
         yield from table.to_pyarrow_table(columns=columns).to_pylist()
 

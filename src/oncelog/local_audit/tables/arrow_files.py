@@ -30,6 +30,7 @@ from oncelog.local_audit.tables.table import (
 )
 
 _SPARK_LOG = "_spark_metadata"
+_COLUMN_MAPPING = "delta.columnMapping.mode"
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -327,6 +328,16 @@ def _constants(name: str) -> dict[str, str | None]:
 # Delta Lake
 
 
+def has_column_mapping(table: Any) -> bool:
+    """Return True if the columns of a DeltaTable may have other names in its files.
+
+    The package deltalake refuses such a table only if its protocol lists features (reader version 3). With
+    reader version 2 it reads the columns of the files by the table's names, which may be other columns.
+    Guard: test_a_delta_table_that_maps_its_columns_is_refused.
+    """
+    return bool(table.metadata().configuration.get(_COLUMN_MAPPING, "none") != "none")
+
+
 def open_delta(path: str, columns: Columns, topics: Sequence[str]) -> ArrowTable:
     """Return the newest version of a Delta Lake table.
 
@@ -346,6 +357,11 @@ def open_delta(path: str, columns: Columns, topics: Sequence[str]) -> ArrowTable
     except DeltaError as error:
         text = f"{path}: cannot read this Delta Lake table: {error}"
         raise ConfigError(without_login(text)) from None
+    if has_column_mapping(table):
+        raise ConfigError(
+            f"{without_login(path)}: cannot read this Delta Lake table: it maps the names of its columns "
+            f"({_COLUMN_MAPPING}), which the package deltalake ignores"
+        )
     fragments = sorted(dataset.get_fragments(), key=lambda fragment: str(fragment.path))
 
     def data_files() -> Iterator[DataFile]:
