@@ -41,6 +41,7 @@ WORDS = {
     "writes": {"writes": 1, "new_writes": 1},
     "earlier": {"writes": 1},
     "reads": {"reads_lost": 1},
+    "sent": {"writes_lost": 1},
     "commits": {"commits_lost": 1},
     "cuts": {"cuts": 1},
     "norows": {"row_cuts": 0},
@@ -139,7 +140,8 @@ def test_a_cell_that_cannot_happen_is_run_only_if_it_is_named() -> None:
     every = {cell.name for cell in CELLS}
     assert {cell.name for cell in choose_cells([], TargetKind.TOPIC)} == every
     without = {cell.name for cell in choose_cells([], TargetKind.DELTA, has_proc=False)}
-    assert without == every - {"driver-in-commit", "requests-cut", "executor-killed", "spark-worker-killed"}
+    only_for_topics = {"driver-write-lost", "driver-in-commit", "requests-cut"}
+    assert without == every - only_for_topics - {"executor-killed", "spark-worker-killed"}
     (named,) = choose_cells(["executor-killed"], TargetKind.DELTA, has_proc=False)
     assert named.name == "executor-killed"
 
@@ -228,7 +230,7 @@ def test_rows_are_spread_over_the_micro_batches() -> None:
 def test_without_names_the_cells_are_those_that_the_target_can_meet() -> None:
     assert choose_cells([], TargetKind.TOPIC) == CELLS
     without = [cell.name for cell in CELLS if cell not in choose_cells([], TargetKind.PARQUET)]
-    assert without == ["driver-in-commit", "requests-cut"]
+    assert without == ["driver-write-lost", "driver-in-commit", "requests-cut"]
     named = choose_cells(["commit-lost", "calm"], TargetKind.TOPIC)
     assert [cell.name for cell in named] == ["calm", "commit-lost"]
     with pytest.raises(ConfigError, match="no cell is named 'reboot'; there are calm, task-fails"):

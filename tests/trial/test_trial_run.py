@@ -16,7 +16,7 @@ import pytest
 from support.trial import StandInDriver
 
 from oncelog import Admin, Broker, Producer
-from oncelog.errors import ConfigError, OncelogError
+from oncelog.errors import ConfigError, OncelogError, TimedOut
 from oncelog.pipeline.restart_policy import ExitInfo, ExitKind
 from oncelog.testing.proxy.events import BatchSummary, Direction, Fate, WireEvent
 from oncelog.testing.proxy.events import Outcome as ProduceOutcome
@@ -187,6 +187,44 @@ def test_a_sink_that_ignores_its_errors_loses_rows_of_a_request_that_is_cut(
     requests = outcome_of("requests-cut", trial, monkeypatch, _copy=copy)
     assert requests.verdict is Verdict.VIOLATED and requests.has_happened, requests
     assert requests.counts is not None and requests.counts.lost > 0 == requests.counts.doubled
+
+
+@pytest.mark.behaviour("P7")
+def test_a_sink_that_notes_a_micro_batch_before_it_sends_it_loses_rows(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1521: all cells called such a sink clean, because none killed it between its note and its rows."""
+
+    class Killed(Exception):
+        pass
+
+    def copy(self: StandInDriver, consumer: Any, _producer: Any, begin: Any, ends: Any) -> None:
+        note = self._checkpoint / f"noted-{sorted(ends.items())}"
+        if note.exists():
+            return
+        note.touch()
+        producer = Producer({"bootstrap.servers": self.settings["BOOTSTRAP_SERVERS"]})
+        sender = SimpleNamespace(send=producer.send, flush=lambda: None)
+        StandInDriver._copy(self, consumer, sender, begin, ends)
+        while not self._stop.is_set():
+            with suppress(TimedOut):
+                producer.flush(timeout=0.05)
+                break
+        with suppress(TimedOut):
+            producer.close(timeout=0)
+        if self._stop.is_set():
+            raise Killed
+
+    def micro_batch(self: StandInDriver, consumer: Any, producer: Any) -> None:
+        with suppress(Killed):
+            StandInDriver._micro_batch(self, consumer, producer)
+
+    methods = {"_copy": copy, "_micro_batch": micro_batch}
+    stored = outcome_of("driver-in-write", trial, monkeypatch, **methods)
+    assert stored.has_happened, stored
+    lost = outcome_of("driver-write-lost", trial, monkeypatch, **methods)
+    assert lost.verdict is Verdict.VIOLATED and lost.has_happened, lost
+    assert lost.counts is not None and lost.counts.lost > 0 == lost.counts.doubled
 
 
 @pytest.mark.behaviour("P7")

@@ -135,6 +135,46 @@ def test_a_task_fails_that_writes_rows_behind_a_shuffle(
     assert row["lost"] == 0 and row["doubled"] > 0
 
 
+IN_A_FUNCTION = """
+import sqlite3
+from contextlib import closing
+
+
+def pipeline(spark, settings):
+    file = settings["TARGET"]
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute("CREATE TABLE IF NOT EXISTS rows (id TEXT, batch INTEGER)")
+
+    def write(batch, number):
+        with closing(sqlite3.connect(file, timeout=60)) as database, database:
+            database.execute("DELETE FROM rows WHERE batch = ?", (number,))
+
+        def insert(rows):
+            with closing(sqlite3.connect(file, timeout=60, isolation_level=None)) as database:
+                for row in rows:
+                    database.execute("INSERT INTO rows VALUES (?, ?)", (row.id, number))
+
+        batch.repartition(2).foreachPartition(insert)
+
+    servers = settings["BOOTSTRAP_SERVERS"]
+    rows = spark.readStream.format("oncelog").option("kafka.bootstrap.servers", servers)
+    rows = rows.option("subscribe", settings["SOURCE"]).option("startingOffsets", "earliest").load()
+    writer = rows.selectExpr("CAST(key AS STRING) AS id").writeStream.foreachBatch(write)
+    return writer.option("checkpointLocation", settings["CHECKPOINT"]).start()
+"""
+
+
+@pytest.mark.behaviour("P7")
+def test_a_task_fails_that_writes_rows_in_a_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """R1522: only tasks that read the source failed, so that rows of a repeated task were not doubled."""
+    (tmp_path / "function.py").write_text(IN_A_FUNCTION)
+    options = ("--target", "sqlite", "--cells", "task-fails", "--work-dir", str(tmp_path / "work"))
+    outcome = trial(monkeypatch, str(tmp_path / "function.py"), *options)
+    row = only_row(outcome)
+    assert (outcome.code, row["verdict"], row["happened"]) == (3, "violated", "yes"), outcome
+    assert row["lost"] == 0 and row["doubled"] > 0
+
+
 @pytest.mark.behaviour("P7")
 def test_an_executor_that_is_killed_loses_and_doubles_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -24,7 +24,7 @@ from support.wait import wait_until
 
 from oncelog.errors import MissingDependency
 from oncelog.trial import fault_point
-from oncelog.trial.fault_point import Attempt, Strikes, TaskFault, pass_rows
+from oncelog.trial.fault_point import Attempt, Strikes, TaskFault, pass_items, pass_rows
 from oncelog.trial.judgement import row_id
 from oncelog.trial.plan import Strike, TargetKind
 from oncelog.trial.targets import target_of
@@ -270,6 +270,19 @@ def test_a_task_fails_once_in_the_middle_of_its_rows(control: Control) -> None:
 def test_a_task_with_few_rows_fails_behind_them(control: Control) -> None:
     control.strikes.arm()
     assert control.passed(1) == [0, -1]
+
+
+def test_a_task_fails_in_the_middle_of_the_items_of_an_rdd(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fault_point, "_ITEMS_BEFORE", 2)
+    options = {"control": str(control.directory), "strike": Strike.RAISE.value, "driver": "d"}
+    assert list(pass_items(range(4), **options)) == [0, 1, 2, 3]
+    control.strikes.arm()
+    items = pass_items(range(4), **options)
+    assert [next(items), next(items)] == [0, 1]
+    with pytest.raises(TaskFault):
+        next(items)
 
 
 def test_a_job_that_only_looks_at_a_micro_batch_does_not_use_up_the_fault(control: Control) -> None:

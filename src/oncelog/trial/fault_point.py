@@ -1,9 +1,10 @@
 """The faults inside the pipeline's processes: a task fails, or a micro-batch is held at its end.
 
-A step behind each source and before each writer runs in Spark's Python workers, and makes a task fail. The
-step before the writer makes the tasks fail that write: if the plan shuffles or caches rows, these do not read
-the source. A wrapper of the functions of foreachBatch runs in the driver, and holds a micro-batch. A task is
-"struck" if it was chosen to fail. The trial and these processes communicate by files in a control directory:
+A step behind each source, before each writer, and before each Python function that gets the rows of a task
+runs in Spark's Python workers, and makes a task fail. The last two make the tasks fail that write: if the
+plan shuffles or caches rows, these do not read the source. A wrapper of the functions of foreachBatch runs in
+the driver, and holds a micro-batch. A task is "struck" if it was chosen to fail. The trial and these
+processes communicate by files in a control directory:
 
     armed           by the trial: strike a task of each stage that reads rows, or hold the next micro-batch
     struck-STAGE    by a task: it is struck, and no other task of its stage will be
@@ -39,6 +40,8 @@ SPARK_WORKER = "org.apache.spark.deploy.worker.Worker"
 """The main class of a worker of a standalone cluster."""
 _BATCHES_BEFORE = 2
 """The number of Arrow batches that a task passes on before the fault."""
+_ITEMS_BEFORE = 40
+"""The number of an RDD's items that a task passes on before the fault."""
 _WAIT_TIMEOUT_S = 10.0
 """Longest wait for a write in seconds. Some sinks write nothing before their task has all rows."""
 _EXECUTOR_TIMEOUT_S = 60.0
@@ -57,9 +60,11 @@ def instrument(control: Path, strike: Strike) -> None:
     if strike is Strike.HOLD:
         _hold_batches(control)
         return
-    add_step = partial(with_step, control=str(control), strike=strike.value, driver=secrets.token_hex(4))
+    options = {"control": str(control), "strike": strike.value, "driver": secrets.token_hex(4)}
+    add_step = partial(with_step, **options)
     _follow_sources(add_step)
     _precede_writers(add_step)
+    _precede_functions_of_rdds(partial(pass_items, **options))
 
 
 def _hold_batches(control: Path) -> None:
@@ -82,9 +87,13 @@ def with_step(frame: Any, *, control: str, strike: str, driver: str) -> Any:
     """Return the rows of a frame behind the step with the fault. The step cannot pass on two columns of the
     same name, so such a frame stays as it is.
     """
+    from pyspark.sql.pandas.map_ops import PandasMapOpsMixin
+
     if len(set(frame.columns)) < len(frame.columns):
         return frame
-    return frame.mapInArrow(partial(pass_rows, control=control, strike=strike, driver=driver), frame.schema)
+    step = partial(pass_rows, control=control, strike=strike, driver=driver)
+    # Do not call `frame.mapInArrow`, which adds the step itself (`_precede_writers`).
+    return PandasMapOpsMixin.mapInArrow(frame, step, frame.schema)
 
 
 def _follow_sources(add_step: Callable[[Any], Any]) -> None:
@@ -96,19 +105,32 @@ def _follow_sources(add_step: Callable[[Any], Any]) -> None:
 
 
 def _precede_writers(add_step: Callable[[Any], Any]) -> None:
-    """Insert the step before every writer of a streaming query, and before those that a function of
-    foreachBatch uses.
+    """Insert the step before every writer of a streaming query, and before the writers and functions that a
+    function of foreachBatch uses. A function of mapInArrow or mapInPandas may write the rows of its task.
     """
     from pyspark.sql.classic.dataframe import DataFrame
 
-    stream_writer_of, writer_of, table_writer_of = (
-        DataFrame.writeStream.fget,
-        DataFrame.write.fget,
-        DataFrame.writeTo,
-    )
-    DataFrame.writeStream = property(lambda frame: stream_writer_of(add_step(frame)))
-    DataFrame.write = property(lambda frame: writer_of(add_step(frame)))
-    DataFrame.writeTo = lambda frame, table: table_writer_of(add_step(frame), table)
+    def with_step_before(method: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda frame, *arguments, **options: method(add_step(frame), *arguments, **options)
+
+    for name in ("writeStream", "write"):
+        setattr(DataFrame, name, property(with_step_before(getattr(DataFrame, name).fget)))
+    for name in ("writeTo", "mapInArrow", "mapInPandas"):
+        setattr(DataFrame, name, with_step_before(getattr(DataFrame, name)))
+
+
+def _precede_functions_of_rdds(step: Callable[[Iterable[Any]], Iterator[Any]]) -> None:
+    """Insert the step before every function of an RDD: those of foreach and foreachPartition, also of a
+    DataFrame, write rows. Guard: test_a_task_fails_that_writes_rows_in_a_function.
+    """
+    from pyspark.core.rdd import RDD
+
+    map_partitions = RDD.mapPartitionsWithIndex
+
+    def mapped(rdd: Any, f: Callable[[int, Iterable[Any]], Any], *arguments: Any, **options: Any) -> Any:
+        return map_partitions(rdd, lambda index, items: f(index, step(items)), *arguments, **options)
+
+    RDD.mapPartitionsWithIndex = mapped
 
 
 class Attempt(NamedTuple):
@@ -128,17 +150,33 @@ def pass_rows(
 
     `driver` distinguishes the stages of this driver process from those of earlier ones.
     """
+    sized = ((batch, batch.num_rows) for batch in batches)
+    return _pass_on(sized, _BATCHES_BEFORE, control=control, strike=strike, driver=driver)
+
+
+def pass_items(items: Iterable[Any], *, control: str, strike: str, driver: str) -> Iterator[Any]:
+    """Yield the items of an RDD that a task has, and fail as `pass_rows` does, after _ITEMS_BEFORE items."""
+    sized = ((item, 1) for item in items)
+    return _pass_on(sized, _ITEMS_BEFORE, control=control, strike=strike, driver=driver)
+
+
+def _pass_on(
+    sized: Iterable[tuple[Any, int]], limit: int, *, control: str, strike: str, driver: str
+) -> Iterator[Any]:
+    """Yield the parts of a task's input, which come with their numbers of rows. The fault follows `limit`
+    parts with rows, or the last row if there are fewer.
+    """
     directory, attempt = Path(control), _attempt()
     stage_name = f"{driver}.{attempt.stage}"
     if is_repeated(directory / f"{RAISED}-{stage_name}", attempt):
         (directory / REPEATED).touch()
     passed = 0
-    for batch in batches:
-        if passed == _BATCHES_BEFORE:
+    for part, rows in sized:
+        if passed == limit:
             _strike_if_armed(directory, strike, stage_name, attempt)
-        yield batch
-        passed += batch.num_rows > 0
-    if 0 < passed <= _BATCHES_BEFORE:
+        yield part
+        passed += rows > 0
+    if 0 < passed <= limit:
         _strike_if_armed(directory, strike, stage_name, attempt)
 
 

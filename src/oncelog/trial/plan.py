@@ -3,6 +3,7 @@
 The moments of a kill, in the order of a micro-batch:
 
     PLANNED      Spark's offset log has the micro-batch, and no row of it has reached the target
+    SENT         the pipeline has sent rows of the micro-batch, and none of them has reached the target
     STORED       rows of the micro-batch are in the target, and the driver does not know it
     COMMITTING   a transaction with rows is committed, and the pipeline does not know it
     COMMITTED    Spark's commit log has the micro-batch
@@ -67,6 +68,7 @@ class Network(Enum):
     """A fault of the network between the pipeline and the cluster."""
 
     LOSE_READS = "fetched rows do not arrive"
+    LOSE_WRITES = "rows are sent, and do not arrive"
     LOSE_ACKNOWLEDGEMENTS = "rows are stored, and no acknowledgement arrives"
     LOSE_COMMITS = "transactions are committed, and no response arrives"
     CUT_REQUESTS = "one request of each kind is lost together with its connection"
@@ -82,6 +84,7 @@ class Moment(Enum):
     """A moment at which the driver is killed; see the table of this module."""
 
     PLANNED = "planned"
+    SENT = "sent"
     STORED = "stored"
     COMMITTING = "committing"
     COMMITTED = "committed"
@@ -130,6 +133,12 @@ CELLS = (
         "the driver is killed after a micro-batch is planned and before a row is written",
         network=Network.LOSE_READS,
         kill_at=Moment.PLANNED,
+    ),
+    Cell(
+        "driver-write-lost",
+        "the driver is killed after rows are sent and before any of them arrives",
+        network=Network.LOSE_WRITES,
+        kill_at=Moment.SENT,
     ),
     Cell(
         "driver-in-write",
@@ -191,7 +200,7 @@ def choose_cells(
     if not has_spark_workers:
         impossible.add(Strike.KILL_SPARK_WORKER)
     if kind is not TargetKind.TOPIC:
-        impossible |= {Moment.COMMITTING, Network.CUT_REQUESTS}
+        impossible |= {Moment.SENT, Moment.COMMITTING, Network.CUT_REQUESTS}
     return tuple(cell for cell in CELLS if not impossible & {cell.strike, cell.kill_at, cell.network})
 
 
@@ -209,6 +218,7 @@ class Evidence:
     - `row_cuts`: those that had rows of the target or responded to some; None if the target is no topic.
     - `has_struck`: a task was made to fail.
     - `has_counted`: Spark repeated that task, or the query failed because of it.
+    - `writes_lost`: the number of lost requests with rows of the target.
 
     The other numbers count lost responses.
     """
@@ -219,6 +229,7 @@ class Evidence:
     writes: int = 0
     new_writes: int = 0
     reads_lost: int = 0
+    writes_lost: int = 0
     commits_lost: int = 0
     cuts: int = 0
     row_cuts: int | None = None
@@ -231,6 +242,8 @@ def has_come(moment: Moment, evidence: Evidence) -> bool:
     match moment:
         case Moment.PLANNED:
             return evidence.is_planned and evidence.reads_lost > 0
+        case Moment.SENT:
+            return evidence.is_planned and evidence.writes_lost > 0
         case Moment.STORED:
             return evidence.is_planned and evidence.new_writes > 0
         case Moment.COMMITTING:
@@ -256,13 +269,15 @@ def why_not(cell: Cell, evidence: Evidence) -> str | None:
     match cell.kill_at:
         case Moment.PLANNED if evidence.reads_lost == 0:
             return "no task read the source before the micro-batch was finished"
-        case Moment.PLANNED if evidence.new_writes:
+        case Moment.SENT if evidence.writes_lost == 0:
+            return "no row of the target was sent before the micro-batch was finished"
+        case Moment.PLANNED | Moment.SENT if evidence.new_writes:
             return "rows were written before the driver was dead"
         case Moment.STORED if evidence.writes == 0:
             return "no write was seen before the micro-batch was finished"
         case Moment.COMMITTING if evidence.commits_lost == 0:
             return "the pipeline committed no transaction"
-        case Moment.PLANNED | Moment.STORED if not evidence.is_planned:
+        case Moment.PLANNED | Moment.SENT | Moment.STORED if not evidence.is_planned:
             return "the micro-batch was committed before the driver was dead"
         case Moment.STORED if evidence.new_writes == 0:
             return "only rows of an earlier micro-batch were written"

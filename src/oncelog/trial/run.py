@@ -165,7 +165,7 @@ class _Watch:
 
     def __init__(self, topic: str | None) -> None:
         self._topic = topic
-        self.writes = self.reads_lost = self.commits_lost = 0
+        self.writes = self.reads_lost = self.writes_lost = self.commits_lost = 0
         self.cuts: Counter[str] = Counter()
         self._with_rows: set[int] = set()
         """The ids of producers that have sent rows for the target since their last commit or abort."""
@@ -178,7 +178,9 @@ class _Watch:
     def see(self, event: WireEvent) -> None:
         if event.fate is Fate.CUT:
             self.cuts[event.api] += 1
+        is_lost = event.fate is Fate.DROPPED
         if event.direction is Direction.REQUEST:
+            self.writes_lost += is_lost and self._has_rows(event)
             self._with_rows.update(
                 batch.producer_id
                 for batch in event.batches
@@ -186,7 +188,6 @@ class _Watch:
             )
         if event.direction is not Direction.RESPONSE:
             return
-        is_lost = event.fate is Fate.DROPPED
         if event.api == "Produce" and self._has_write(event):
             self.writes += 1
         elif event.api == "Fetch" and is_lost:
@@ -208,20 +209,20 @@ class _Watch:
     def rules(self, network: Network | None) -> list[Rule]:
         """Return the proxy's rules that cause a network fault; no rules for None.
 
-        Only acknowledgements of the target are lost. A pipeline that waits for one of another topic would not
-        reach its write to the target.
+        Only rows and acknowledgements of the target are lost. A pipeline that waits for an acknowledgement of
+        another topic would not reach its write to the target.
         """
         match network:
             case None:
                 return []
             case Network.LOSE_READS:
                 return [Rule(action=Action.DROP, api="Fetch", direction=Direction.RESPONSE)]
-            case Network.LOSE_ACKNOWLEDGEMENTS:
+            case Network.LOSE_WRITES | Network.LOSE_ACKNOWLEDGEMENTS:
                 if self._topic is None:
                     return []
-                return [
-                    Rule(action=Action.DROP, api="Produce", direction=Direction.RESPONSE, topic=self._topic)
-                ]
+                is_request = network is Network.LOSE_WRITES
+                direction = Direction.REQUEST if is_request else Direction.RESPONSE
+                return [Rule(action=Action.DROP, api="Produce", direction=direction, topic=self._topic)]
             case Network.LOSE_COMMITS:
                 is_commit = Rule(
                     action=Action.DROP, api="EndTxn", direction=Direction.RESPONSE, match=self._is_commit
@@ -490,6 +491,7 @@ class _CellRun:
             writes=writes,
             new_writes=0 if self._has_uncounted_commit else writes - self._writes_committed,
             reads_lost=watch.reads_lost,
+            writes_lost=watch.writes_lost,
             commits_lost=watch.commits_lost,
             cuts=watch.cuts.total(),
             row_cuts=watch.row_cuts,

@@ -56,6 +56,7 @@ OUT_OF_REACH: dict[str, str] = {
         " R1094 R1180 R1181 R1182 R1183 R1184 R1185 R1200 R1201 R1202 R1203 R1204 R1205 R1206 R1207 R1208"
         " R1209 R1230 R1231 R1232 R1233 R1213 R1303 R1394 R1395 R1397 R1399 R1427 R1428 R1461 R1463"
         " R1470 R1471 R1472 R1473 R1474 R1502"
+        " R1470 R1471 R1472 R1473 R1474 R1521 R1522"
     ),
     "the network seldom loses the heartbeat that a member needs before it takes new partitions": "R730",
     "a start is refused wherever the list of topics is lost": "R25 R109",
