@@ -42,6 +42,7 @@ WORDS = {
     "earlier": {"writes": 1},
     "reads": {"reads_lost": 1},
     "sent": {"writes_lost": 1},
+    "refused": {"refusals": 1},
     "commits": {"commits_lost": 1},
     "cuts": {"cuts": 1},
     "norows": {"row_cuts": 0},
@@ -140,7 +141,7 @@ def test_a_cell_that_cannot_happen_is_run_only_if_it_is_named() -> None:
     every = {cell.name for cell in CELLS}
     assert {cell.name for cell in choose_cells([], TargetKind.TOPIC)} == every
     without = {cell.name for cell in choose_cells([], TargetKind.DELTA, has_proc=False)}
-    only_for_topics = {"driver-write-lost", "driver-in-commit", "requests-cut"}
+    only_for_topics = {"driver-write-lost", "driver-in-commit", "requests-cut", "rows-refused"}
     assert without == every - only_for_topics - {"executor-killed", "spark-worker-killed"}
     (named,) = choose_cells(["executor-killed"], TargetKind.DELTA, has_proc=False)
     assert named.name == "executor-killed"
@@ -230,7 +231,7 @@ def test_rows_are_spread_over_the_micro_batches() -> None:
 def test_without_names_the_cells_are_those_that_the_target_can_meet() -> None:
     assert choose_cells([], TargetKind.TOPIC) == CELLS
     without = [cell.name for cell in CELLS if cell not in choose_cells([], TargetKind.PARQUET)]
-    assert without == ["driver-write-lost", "driver-in-commit", "requests-cut"]
+    assert without == ["driver-write-lost", "driver-in-commit", "requests-cut", "rows-refused"]
     named = choose_cells(["commit-lost", "calm"], TargetKind.TOPIC)
     assert [cell.name for cell in named] == ["calm", "commit-lost"]
     with pytest.raises(ConfigError, match="no cell is named 'reboot'; there are calm, task-fails"):

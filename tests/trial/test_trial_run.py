@@ -190,6 +190,23 @@ def test_a_sink_that_ignores_its_errors_loses_rows_of_a_request_that_is_cut(
 
 
 @pytest.mark.behaviour("P7")
+def test_a_sink_that_ignores_its_errors_loses_rows_that_are_refused(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1524: its producer repeats a request that is lost, so that `requests-cut` showed no fault."""
+
+    def copy(self: StandInDriver, consumer: Any, producer: Any, begin: Any, ends: Any) -> None:
+        with suppress(OncelogError):
+            StandInDriver._copy(self, consumer, producer, begin, ends)
+
+    lost = outcome_of("requests-cut", trial, monkeypatch, _copy=copy)
+    assert lost.verdict is Verdict.CLEAN, lost
+    refused = outcome_of("rows-refused", trial, monkeypatch, _copy=copy)
+    assert refused.verdict is Verdict.VIOLATED and refused.has_happened, refused
+    assert refused.counts is not None and refused.counts.lost > 0 == refused.counts.doubled
+
+
+@pytest.mark.behaviour("P7")
 def test_a_sink_that_notes_a_micro_batch_before_it_sends_it_loses_rows(
     trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ class Network(Enum):
     LOSE_WRITES = "rows are sent, and do not arrive"
     LOSE_ACKNOWLEDGEMENTS = "rows are stored, and no acknowledgement arrives"
     LOSE_COMMITS = "transactions are committed, and no response arrives"
+    REFUSE_WRITES = "a request with rows is answered with an error"
     CUT_REQUESTS = "one request of each kind is lost together with its connection"
     CUT_ANSWERS = "one response of each kind is lost together with its connection"
 
@@ -170,6 +171,7 @@ CELLS = (
         "responses to the pipeline's requests are lost together with their connections",
         network=Network.CUT_ANSWERS,
     ),
+    Cell("rows-refused", "the cluster refuses a request with rows", network=Network.REFUSE_WRITES),
 )
 
 
@@ -200,7 +202,7 @@ def choose_cells(
     if not has_spark_workers:
         impossible.add(Strike.KILL_SPARK_WORKER)
     if kind is not TargetKind.TOPIC:
-        impossible |= {Moment.SENT, Moment.COMMITTING, Network.CUT_REQUESTS}
+        impossible |= {Moment.SENT, Moment.COMMITTING, Network.CUT_REQUESTS, Network.REFUSE_WRITES}
     return tuple(cell for cell in CELLS if not impossible & {cell.strike, cell.kill_at, cell.network})
 
 
@@ -219,6 +221,7 @@ class Evidence:
     - `has_struck`: a task was made to fail.
     - `has_counted`: Spark repeated that task, or the query failed because of it.
     - `writes_lost`: the number of lost requests with rows of the target.
+    - `refusals`: the number of requests with rows of the target that were answered with an error.
 
     The other numbers count lost responses.
     """
@@ -231,6 +234,7 @@ class Evidence:
     reads_lost: int = 0
     writes_lost: int = 0
     commits_lost: int = 0
+    refusals: int = 0
     cuts: int = 0
     row_cuts: int | None = None
     has_struck: bool = False
@@ -289,6 +293,8 @@ def why_not(cell: Cell, evidence: Evidence) -> str | None:
             return "the next micro-batch was planned before the driver was dead"
         case Moment.COMMITTED if cell.removes_commit and not evidence.has_rows:
             return "a micro-batch without rows was committed before the driver was dead"
+    if cell.network is Network.REFUSE_WRITES and evidence.refusals == 0:
+        return "no row of the target was sent that could be refused"
     if cell.network is not None and cell.network.cuts:
         if evidence.cuts == 0:
             return "the pipeline sent nothing that could be cut"

@@ -43,6 +43,8 @@ _CUT_APIS = (
     "EndTxn",
     "InitProducerId",
 )
+_REFUSAL = "INVALID_RECORD"
+"""The error of a request that is refused. Producers do not repeat such a request."""
 _NOT_FOUND = "DATA_SOURCE_NOT_FOUND"
 _LIGHT_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options that let a JVM start quickly, because it runs for only half a minute."""
@@ -165,7 +167,7 @@ class _Watch:
 
     def __init__(self, topic: str | None) -> None:
         self._topic = topic
-        self.writes = self.reads_lost = self.writes_lost = self.commits_lost = 0
+        self.writes = self.reads_lost = self.writes_lost = self.commits_lost = self.refusals = 0
         self.cuts: Counter[str] = Counter()
         self._with_rows: set[int] = set()
         """The ids of producers that have sent rows for the target since their last commit or abort."""
@@ -181,6 +183,7 @@ class _Watch:
         is_lost = event.fate is Fate.DROPPED
         if event.direction is Direction.REQUEST:
             self.writes_lost += is_lost and self._has_rows(event)
+            self.refusals += event.fate is Fate.FORGED and self._has_rows(event)
             self._with_rows.update(
                 batch.producer_id
                 for batch in event.batches
@@ -223,6 +226,8 @@ class _Watch:
                 is_request = network is Network.LOSE_WRITES
                 direction = Direction.REQUEST if is_request else Direction.RESPONSE
                 return [Rule(action=Action.DROP, api="Produce", direction=direction, topic=self._topic)]
+            case Network.REFUSE_WRITES:
+                return [Rule(action=Action.FAIL, api="Produce", error=_REFUSAL, nth=1, match=self._has_rows)]
             case Network.LOSE_COMMITS:
                 is_commit = Rule(
                     action=Action.DROP, api="EndTxn", direction=Direction.RESPONSE, match=self._is_commit
@@ -492,6 +497,7 @@ class _CellRun:
             new_writes=0 if self._has_uncounted_commit else writes - self._writes_committed,
             reads_lost=watch.reads_lost,
             writes_lost=watch.writes_lost,
+            refusals=watch.refusals,
             commits_lost=watch.commits_lost,
             cuts=watch.cuts.total(),
             row_cuts=watch.row_cuts,

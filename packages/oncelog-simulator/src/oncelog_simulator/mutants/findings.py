@@ -57,6 +57,7 @@ OUT_OF_REACH: dict[str, str] = {
         " R1209 R1230 R1231 R1232 R1233 R1213 R1303 R1394 R1395 R1397 R1399 R1427 R1428 R1461 R1463"
         " R1470 R1471 R1472 R1473 R1474 R1502"
         " R1470 R1471 R1472 R1473 R1474 R1521 R1522"
+        " R1470 R1471 R1472 R1473 R1474 R1521 R1522 R1524"
     ),
     "the network seldom loses the heartbeat that a member needs before it takes new partitions": "R730",
     "a start is refused wherever the list of topics is lost": "R25 R109",
