@@ -485,7 +485,8 @@ def test_what_an_interrupted_start_left_does_not_survive_another_broker() -> Non
     disk.replace(CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":7}')
     _remove(disk, _file(disk, ".log"))
     assert not _open(disk)[1].recovery_warnings
-    assert not {CLEAN_SHUTDOWN, STARTING, CONTENTS} & set(disk.list())
+    assert not {CLEAN_SHUTDOWN, CONTENTS} & set(disk.list())
+    assert disk.read(STARTING) == b""
 
 
 @pytest.mark.parametrize("change", [_remove, _cut_in_half])

@@ -334,6 +334,7 @@ def keys_after_restart(stepped: SteppedLog) -> list[bytes | None]:
 def test_queued_deletions_leave_a_topic_of_the_same_name_alone(stepped: SteppedLog) -> None:
     fill(stepped.partition)
     stepped.finish()
+    stepped.partition.flush()
     stepped.partition.delete_records(stepped.partition.log_end_offset - 1, NOW_MS)
     assert stepped.manager.background, "deletions wait"
     expected = written_again(stepped)
@@ -433,6 +434,7 @@ def test_a_topic_is_created_again_between_any_two_calls_of_deferred_work(what: s
 def test_dropped_files_are_renamed_at_once(stepped: SteppedLog) -> None:
     fill(stepped.partition)
     stepped.finish()
+    stepped.partition.flush()
     stepped.partition.delete_records(stepped.partition.log_end_offset - 1, NOW_MS)
     names = stepped.disk.list(str(TP))
     assert len([name for name in names if name.endswith(".log")]) == 1
@@ -449,6 +451,7 @@ def test_thousands_of_segments_are_deleted_a_few_a_step(how: str) -> None:
     for _ in range(300):
         put(stepped.partition, batch())
     stepped.finish()
+    stepped.partition.flush()
     renames: list[str] = []
     original = PartitionDisk.rename
 

@@ -358,6 +358,7 @@ def test_deleting_makes_room_on_a_full_disk(how: str) -> None:
         for count in range(1000):
             put(partition, batch(count))
     disk.capacity_bytes = disk.used_bytes()
+    partition.flush()
     if how == "retention":
         partition.enforce_retention(NOW_MS)
     else:
@@ -399,6 +400,7 @@ def test_failing_reads_and_deletes_are_storage_errors() -> None:
     partition = open_partition(disk, SMALL)
     for number in range(9):
         put(partition, batch(number))
+    partition.flush()
     for failing in (("rename", ".log"), ("remove", ".deleted")):
         disk.errors = {failing: errno.EIO}
         with pytest.raises(KafkaStorageError):

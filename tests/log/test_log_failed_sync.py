@@ -120,6 +120,7 @@ def test_records_without_a_timestamp_are_kept_as_long_as_their_file_is_young() -
     for number in range(12):
         put(partition, batch(number, value=bytes(50), timestamp_ms=-1))
     assert partition.segment_count > 2
+    partition.flush()
     assert partition.enforce_retention(NOW_MS + 7 * 86_400_000) == 0
     assert partition.enforce_retention(NOW_MS + 7 * 86_400_000 + 1) > 0
     assert partition.log_start_offset == 12

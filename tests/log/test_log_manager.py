@@ -114,6 +114,51 @@ def test_a_gap_in_a_compacted_log_is_no_loss_after_a_change_of_its_policy() -> N
     assert read_all(again) == stored
 
 
+def _after_a_lost_end() -> MemoryDisk:
+    """Return a disk after a power loss: only the first batch survived, and a snapshot that includes three."""
+    disk = MemoryDisk()
+    manager = _open(disk)
+    partition = manager.open_partition(TP, config(segment_bytes=3 * len(batch())), TOPIC_ID, NOW_MS)
+    for number in range(4):
+        put(partition, batch(number))
+    manager.release()
+    disk = disk.after_kill()
+    disk.open(f"{TP}/{0:020d}.log").truncate(len(batch()))
+    for directory in ("", str(TP)):
+        for name in disk.list(directory):
+            if not disk.is_directory(name):
+                disk.open(f"{directory}/{name}".lstrip("/")).sync()
+        disk.sync_directory(directory)
+    return disk
+
+
+def test_a_power_loss_brings_no_file_back_that_an_interrupted_start_removed() -> None:
+    """Regression: a start removed a segment and a snapshot above the log end, and was killed before it synced
+    the removal. The next start did not see them, and the log grew past them. A second power loss brought
+    them back, and the snapshot replaced the state of newer batches. A retry was stored twice.
+    """
+    for crash_after in itertools.count():
+        disk = _after_a_lost_end()
+        disk.crash_after = crash_after
+        try:
+            _open(disk).open_partition(TP, config(), TOPIC_ID, NOW_MS)
+            break
+        except SimulatedCrash:
+            disk = disk.after_kill()
+        manager = _open(disk)
+        partition = manager.open_partition(TP, config(), TOPIC_ID, NOW_MS)
+        manager.forget_last_stop()
+        assert partition.log_end_offset == 1
+        for pid in range(1, 5):
+            put(partition, batch(0, pid=10 + pid))
+        for seed in range(12):
+            again = _open(disk.after_power_loss(Random(seed)))
+            partition = again.open_partition(TP, config(), TOPIC_ID, NOW_MS)
+            for offset in range(1, partition.log_end_offset):
+                assert put(partition, batch(0, pid=10 + offset)).is_duplicate, f"{crash_after} {seed}"
+    assert crash_after > 5
+
+
 def test_a_lost_end_lowers_the_recovery_point_on_disk() -> None:
     """Flushed records survive this sequence: a lying disk loses synced records, the broker restarts, and then
     the power is lost.

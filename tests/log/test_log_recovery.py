@@ -1053,3 +1053,54 @@ def test_no_offset_has_more_than_64_bits(count: int, is_clean: bool) -> None:
     partition = open_partition(disk, clean_shutdown=is_clean)
     assert (read_all(partition), partition.log_end_offset) == (stored, last_offset + 1)
     assert partition.describe_producers() == producers and not partition.recovery_warnings
+
+
+def test_a_crash_while_a_log_begins_at_its_log_start_forgets_no_producer() -> None:
+    """Regression: the disk refused the snapshots between the segments below the log start. A start removed
+    the first one and was killed. The next start took the gap before the log start for a loss, and removed
+    the only snapshot that had the producers of the removed segment.
+    """
+    for crash_after in count():
+        disk = MemoryDisk()
+        partition = open_partition(disk, SMALL)
+        disk.errors["write", ".tmp"] = errno.ENOSPC
+        while partition.segment_count < 3:
+            end_offset = partition.log_end_offset
+            put(partition, batch(0, pid=20 + end_offset))
+        second, third = (segment.base_offset for segment in list(partition.log.segments)[1:])
+        disk = disk.after_kill()
+        disk.open(f"{TP}/{third:020d}.log").truncate(0)
+        for base_offset in (second, third):
+            disk.errors["write", f"{base_offset:020d}.producers.tmp"] = errno.ENOSPC
+        disk.crash_after = crash_after
+        how = {"recovery_point": third, "log_start_offset": third + 1}
+        try:
+            open_partition(disk, SMALL, **how).checkpoint_producers()
+        except SimulatedCrash:
+            disk = disk.after_kill()
+            partition = open_partition(disk, SMALL, **how)
+            assert put(partition, batch(0, pid=20)).is_duplicate, crash_after
+            continue
+        break
+    assert crash_after > 20
+
+
+def test_a_kill_after_a_log_began_at_its_log_start_takes_no_record() -> None:
+    disk, point, log_start = _log_start_beyond_the_end()
+    how = {"recovery_point": point, "log_start_offset": log_start}
+    put(open_partition(disk, SMALL, **how), batch())
+    again = open_partition(disk.after_kill(), SMALL, **how)
+    assert (again.log_end_offset, again.recovery_warnings) == (log_start + 1, [])
+
+
+def test_an_unreadable_snapshot_is_reported() -> None:
+    disk = MemoryDisk()
+    partition = open_partition(disk, SMALL)
+    for number in range(12):
+        put(partition, batch(number))
+    partition.close(NOW_MS)
+    newest = _names(disk, ".snapshot")[-1]
+    _corrupt(disk, newest, 9)
+    again = open_partition(disk.after_kill(), SMALL, clean_shutdown=True)
+    assert [newest in warning for warning in again.recovery_warnings] == [True]
+    assert put(again, batch(11)).is_duplicate

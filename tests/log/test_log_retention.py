@@ -129,6 +129,7 @@ def test_a_segment_ends_when_offsets_no_longer_fit() -> None:
 
 def test_segments_are_deleted_by_retention_time() -> None:
     partition = _filled(retention_ms=1000)
+    partition.flush()
     assert partition.enforce_retention(NOW_MS + 1002) == 0
     assert partition.enforce_retention(NOW_MS + 1003) == 1
     assert (partition.log_start_offset, partition.segment_count) == (3, 2)
@@ -142,6 +143,7 @@ def test_segments_are_deleted_by_retention_time() -> None:
 
 def test_segments_are_deleted_by_retention_size() -> None:
     partition = _filled(retention_bytes=5 * SIZE)
+    partition.flush()
     assert partition.enforce_retention(NOW_MS) == 1
     assert partition.log_start_offset == 3
     assert partition.enforce_retention(NOW_MS) == 0
@@ -156,6 +158,7 @@ def test_compacted_topics_are_not_cut_by_age() -> None:
 def test_delete_records_moves_the_log_start() -> None:
     disk = MemoryDisk()
     partition = _filled(disk=disk)
+    partition.flush()
     assert partition.delete_records(4, NOW_MS) == 4
     assert partition.segment_count == 2
     assert partition.offset_for_timestamp(NOW_MS) == (NOW_MS + 4, 4)

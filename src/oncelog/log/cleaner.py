@@ -85,7 +85,7 @@ class LogCleaner:
         return find_dirty(
             closed,
             cleaned_to=cleaned_to,
-            stable_offset=min(self._stable_after_power_loss(), log.producers_known_to, self.held_from),
+            stable_offset=min(self._stable_after_power_loss(), log.compactable_to, self.held_from),
             min_lag_ms=log.config.min_compaction_lag_ms,
             now_ms=now_ms,
         )

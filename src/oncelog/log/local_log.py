@@ -7,7 +7,6 @@ LocalLog, and the parts of UnifiedLog that flush and delete segments.
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import partial
 from typing import NamedTuple
 
 from oncelog.config import INT64_MAX
@@ -70,8 +69,6 @@ class LocalLog:
         """The offset below which every record and its index entries survive a power loss."""
         self.synced_before = recovered.log_start_offset
         """The offset below which the records were synced before this start."""
-        self._opened_to = self.end_offset
-        """The log end after opening: an earlier process may have synced every record below it."""
         self.failure: str | None = None
         """The reason why the partition is offline, None while it is online."""
         self.is_closed = False
@@ -87,9 +84,10 @@ class LocalLog:
         self._background = background
         self._min_high_watermark = recovered.log_start_offset
         self.unsnapshotted_bytes = 0
-        # Segments below the log start are deleted once the recovery point has reached this offset; 0 if there
-        # are none.
         self._sync_needed_to = 0
+        """The offset that the recovery point must reach before waiting deletions or compactions can proceed,
+        or before older snapshots can be deleted.
+        """
         self._is_directory_dirty = True
         self._rewrites_small_files = False
 
@@ -258,17 +256,24 @@ class LocalLog:
         return segment
 
     def snapshot(self) -> None:
-        """Start a background task that writes a snapshot of the producers' state at the current log end."""
+        """Start a background task that writes a snapshot of the producers' state at the current log end. Also
+        request a flush up to this offset, because older snapshots are kept until then.
+        """
         self.unsnapshotted_bytes = 0
+        self._sync_needed_to = self.end_offset
         self.producers.snapshot(self.end_offset, self._after_snapshot)
 
     def _after_snapshot(self) -> BackgroundTask:
         """Delete unneeded snapshots, then the segments that waited for this snapshot."""
-        kept = [segment.base_offset for segment in self.segments]
-        if self.producers.snapshot_offset is not None:
-            kept.append(self.producers.snapshot_offset)
-        yield self.producers.keep_snapshots(kept, self.recovery_point)
+        yield self._keep_snapshots()
         yield from self._remove(self._drop_dead())
+
+    def _keep_snapshots(self) -> BlockingCall:
+        """Return a call that deletes the snapshots below `covered_to`, except those at the segments' base
+        offsets.
+        """
+        bases = [segment.base_offset for segment in self.segments]
+        return self.producers.keep_snapshots(bases, self.covered_to)
 
     def reconfigure(self, config: LogConfig) -> None:
         """Replace the topic's settings."""
@@ -291,10 +296,23 @@ class LocalLog:
                 self.roll(now_ms)
             except OSError as error:
                 failure = error  # on a full disk, deleting the closed segments still makes room
-        dead = self._dead_segments()
-        if dead and not self._is_safe_without(dead):
+        self._delete_dead()
+        if failure is not None:
+            raise failure
+
+    def _delete_dead(self) -> None:
+        """Delete the segments below the log start that a snapshot covers. The others wait for a snapshot and
+        a flush. Raises OSError.
+        """
+        failure = None
+        if dead := self._dead_segments():
             try:
-                self._wait_for_snapshot(dead)
+                has_snapshot = self.producers.snapshot_from(dead[-1].end_offset) is not None
+                if self.producers.is_snapshot_refused and not has_snapshot:
+                    # Delete the indexes of the dead segments: on a full disk, this makes room for a snapshot.
+                    # See test_a_full_disk_with_one_segment_gets_room.
+                    self._give_up_indexes(dead)
+                self._cover(dead)
             except OSError as error:
                 failure = error  # deleting the segments that an older snapshot covers still makes room
         if dropped := self._drop_dead():
@@ -314,52 +332,21 @@ class LocalLog:
         closed = list(self.segments)[:-1]
         return [segment for segment in closed if segment.end_offset <= self.start_offset]
 
-    def _is_safe_without(self, dead: list[Segment]) -> bool:
-        """Return True if a snapshot covers the producers of the `dead` segments, even after a power loss.
+    @property
+    def covered_to(self) -> int | None:
+        """The offset of the newest snapshot at or below the recovery point, None if there is none.
 
-        Recovery deletes snapshots above the log end. So before synced records are deleted, the log must be
-        synced up to the offset of that snapshot. See
-        test_a_power_loss_after_deleting_segments_leaves_their_producers_known. Unsynced segments need no
-        sync, because a power loss takes their records, too. There is one exception. If synced segments were
-        deleted before them, only a snapshot at or below the recovery point has the producers of those
-        segments, and the new snapshot would replace it. See
-        test_deleting_unsynced_segments_leaves_the_producers_of_synced_ones_known.
+        Only what is below this offset may be deleted: segments, batches that compaction removes, and older
+        snapshots. Recovery deletes the snapshots above the log end that a power loss leaves, but neither this
+        snapshot nor the records below it can be lost. So after every kill or power loss, this snapshot and
+        the log from its offset on give the state of all producers. See
+        test_a_power_loss_after_deleting_segments_leaves_their_producers_known.
         """
-        offset, point = self.producers.snapshot_from(dead[-1].end_offset), self.recovery_point
-        if offset is None:
-            return False
-        # The process before may have synced more than it stored, up to its whole log. See
-        # test_records_that_an_earlier_process_synced_leave_their_producers_known.
-        synced_to = max(point, self._opened_to)
-        is_unsynced = dead[0].base_offset >= synced_to and self.producers.snapshot_up_to(synced_to) is None
-        return is_unsynced or offset <= point
-
-    def _safe_part(self, dead: list[Segment]) -> list[Segment]:
-        """Return the `dead` segments that a snapshot at or below the recovery point covers.
-
-        On a full disk, deleting them makes room for a newer snapshot. See
-        test_a_full_disk_gets_room_by_deleting_what_older_snapshots_cover.
-        """
-        offset = self.producers.snapshot_up_to(self.recovery_point)
-        return [segment for segment in dead if offset is not None and segment.end_offset <= offset]
-
-    def _wait_for_snapshot(self, dead: list[Segment]) -> None:
-        """Start a snapshot that covers the producers of the `dead` segments, and request a flush up to its
-        offset.
-        """
-        offset = self.producers.snapshot_from(dead[-1].end_offset)
-        self._sync_needed_to = self.end_offset if offset is None else offset
-        if offset is None:
-            if self.producers.is_snapshot_refused:
-                # Delete the indexes of the dead segments: on a full disk, this makes room for the snapshot.
-                # See test_a_full_disk_with_one_segment_gets_room.
-                self._give_up_indexes(dead)
-            self.snapshot()
+        return self.producers.snapshot_up_to(self.recovery_point)
 
     @property
-    def producers_known_to(self) -> int:
-        """The offset below which compaction may remove batches without making a producer unknown after a
-        power loss.
+    def compactable_to(self) -> int:
+        """The offset below which compaction may remove batches.
 
         Compaction keeps the last batch of each producer, but a power loss can remove that batch if it is not
         synced. The batches before it are then known only from a snapshot. See
@@ -367,24 +354,18 @@ class LocalLog:
         """
         if not len(self.producers.table):
             return self.end_offset
-        offset = self.producers.snapshot_up_to(self.recovery_point)
-        return self.start_offset if offset is None else offset
+        covered_to = self.covered_to
+        return self.start_offset if covered_to is None else covered_to
 
-    def _wait_to_compact(self) -> None:
-        """Start a snapshot if the closed segments have none, and request a flush up to its offset.
-
-        A full disk may have refused the snapshot of the last roll. See
-        test_compaction_waits_for_the_snapshot_of_its_segments.
+    def _cover(self, segments: list[Segment]) -> None:
+        """Let `covered_to` reach the end of `segments`: start a snapshot unless there is one, and request a
+        flush. Raises OSError.
         """
-        closed_to = self.segments.active.base_offset
-        if self.producers_known_to >= closed_to:
-            return
-        offset = self.producers.snapshot_from(closed_to)
-        if offset is None and not self.producers.is_writing_snapshot:
-            offset = self.end_offset
-            self.snapshot()
+        offset = self.producers.snapshot_from(segments[-1].end_offset)
         if offset is not None:
             self._sync_needed_to = max(self._sync_needed_to, offset)
+        elif not self.producers.is_writing_snapshot:
+            self.snapshot()
 
     def _give_up_indexes(self, dead: list[Segment]) -> None:
         self._is_directory_dirty = True
@@ -396,9 +377,8 @@ class LocalLog:
 
         At most `limits.max_drops_per_step` segments are handled. `_remove` deletes the renamed files.
         """
-        dead = self._dead_segments()
-        if dead and not self._is_safe_without(dead):
-            dead = self._safe_part(dead)
+        covered_to = self.covered_to or 0
+        dead = [segment for segment in self._dead_segments() if segment.end_offset <= covered_to]
         if not dead or self.is_swapping or self.failure is not None:
             return []
         dropped: list[_DroppedSegment] = []
@@ -422,18 +402,17 @@ class LocalLog:
 
     def _remove(self, dropped: list[_DroppedSegment]) -> BackgroundTask:
         """Delete the files of dropped segments, then drop and delete the remaining segments below the log
-        start.
+        start. At last, delete the snapshots at their base offsets.
         """
-        end_offset = None
+        had_any = bool(dropped)
         while dropped:
-            end_offset = dropped[-1].end_offset
             yield self._sync_drops
             for segment in dropped:
                 yield segment.remove
             yield None
             dropped = [] if self.is_closed else self._drop_dead()
-        if end_offset is not None:
-            yield partial(self.producers.snapshots.remove_below, end_offset)
+        if had_any:
+            yield self._keep_snapshots()
 
     def _sync_drops(self) -> None:
         """Sync the renames of dropped segments before their files are deleted. May run in another thread.
@@ -521,20 +500,19 @@ class LocalLog:
             raise KafkaStorageError(f"{self.topic_partition} was closed or deleted")
 
     def checkpoint_producers(self) -> None:
-        """Start a snapshot of the producers if enough bytes were appended since the last one, or compaction
-        waits for one.
+        """Start a snapshot of the producers if enough bytes were appended since the last one, or if deletion
+        or compaction waits for one. Also start to delete the segments that waited for a flush.
 
-        The threshold is `limits.snapshot_every_bytes`. Frequent snapshots keep recovery short. Also starts to
-        delete the segments that waited for a flush.
+        The threshold is `limits.snapshot_every_bytes`. Frequent snapshots keep recovery short.
         """
         if self.unsnapshotted_bytes >= self.config.limits.snapshot_every_bytes:
             self.snapshot()
-        if self.config.is_compacted:
-            self._wait_to_compact()
-        if 0 < self._sync_needed_to <= self.recovery_point and not self.is_closed:
-            self._sync_needed_to = 0
+        if self.config.is_compacted and len(self.segments) > 1 and len(self.producers.table):
+            # A full disk may have refused the snapshot of the last roll.
+            self._cover(list(self.segments)[:-1])
+        if not (self.is_trimmed or self.is_closed or self.failure is not None):
             with suppress(OSError):  # on an error, the next retention run tries again
-                self._background.add(self._remove(self._drop_dead()))
+                self._delete_dead()
 
     def release_handles(self) -> None:
         """Close the file descriptors of closed, synced segments and release their indexes. The next read
@@ -561,12 +539,11 @@ class LocalLog:
             self.producers.table.expire(now_ms, self.config.producer_expiration_ms)
             self.segments.active.finish()
             self.producers.snapshot_now(self.end_offset)
-            run(self._after_snapshot())
             self.flush()
             self.segments.active.sync(is_active=False)
             # Segments that waited for the flush may have given up their indexes to make room. The next start
             # would report these as missing. See test_a_stop_deletes_the_segments_that_wait_for_a_flush.
-            run(self._remove(self._drop_dead()))
+            run(self._after_snapshot())
         except OSError as error:
             raise KafkaStorageError(f"{self.topic_partition}: closing failed: {error}") from error
         finally:

@@ -3,7 +3,7 @@
     .lock                                locked while a broker runs; a second broker is rejected
     meta.properties                      cluster.id, node.id, directory.id, the version of the format
     .kafka_cleanshutdown                 exists only after a clean stop
-    .oncelog_starting                    the same file while the next start opens the partitions
+    .oncelog_starting                    exists while a start opens the partitions
     recovery-point-offset-checkpoint, log-start-offset-checkpoint, replication-offset-checkpoint,
     cleaner-offset-checkpoint
     oncelog-txnindex-checkpoint          offsets below which the transaction indexes are complete
@@ -57,10 +57,12 @@ from oncelog.types import TopicPartition
 
 LOCK, META_PROPERTIES, CLEAN_SHUTDOWN = ".lock", "meta.properties", ".kafka_cleanshutdown"
 STARTING = ".oncelog_starting"
-"""The name of CLEAN_SHUTDOWN while a start opens the partitions.
+"""Exists while a start opens the partitions. After a clean stop, it is the renamed CLEAN_SHUTDOWN.
 
 Apache Kafka and older versions of Oncelog see no clean stop then. If the start is interrupted, the next one
-knows the contents of the last stop. See test_a_start_after_an_interrupted_one_still_compares_the_contents.
+knows the contents of the last stop. See test_a_start_after_an_interrupted_one_still_compares_the_contents. It
+also syncs the directory of each partition before it trusts the names in it. See
+test_a_power_loss_brings_no_file_back_that_an_interrupted_start_removed.
 """
 DELETED_SUFFIX = "-delete"
 FORMAT_KEY, FORMAT_VERSION = "oncelog.format.version", 1
@@ -262,6 +264,7 @@ class LogManager:
             indexed_from=self._index_starts.get(topic_partition),
             contents=contents,
             checks_all=self._last_stop.lost_contents,
+            was_interrupted=self._last_stop.is_interrupted,
             leader_epoch=leader_epoch,
             background=self.background,
         )
@@ -378,13 +381,12 @@ class LogManager:
         Raises OSError.
         """
         self._contents.clear()
-        self._last_stop = self._last_stop._replace(contents=NO_CONTENTS)  # frees the memory
-        if self._last_stop.knows_contents:
-            remove_if_exists(self.disk, STARTING)
-            # Without this sync, a power loss could bring the file back, and the next start would read every
-            # partition that has changed.
-            self.disk.sync_directory()
-            remove_if_exists(self.disk, CONTENTS)
+        self._last_stop = _LastStop(self._last_stop.mark, self.was_clean)  # frees the memory of the contents
+        remove_if_exists(self.disk, STARTING)
+        # Without this sync, a power loss could bring the file back, and the next start would read every
+        # partition that has changed.
+        self.disk.sync_directory()
+        remove_if_exists(self.disk, CONTENTS)
 
     def forget_index_starts(self) -> None:
         """Forget from which base offsets on all segments have transaction index files. Call this if Apache
@@ -735,6 +737,7 @@ class LogManager:
                 self.disk.rename(STARTING, CLEAN_SHUTDOWN)
             else:
                 self.disk.replace(CLEAN_SHUTDOWN, self._last_stop.mark)
+                remove_if_exists(self.disk, STARTING)
 
     def release(self) -> None:
         """Close the files and release the lock without writing, as a crash would."""
@@ -748,6 +751,7 @@ class _LastStop(NamedTuple):
 
     - `mark`: the content of CLEAN_SHUTDOWN, or of STARTING.
     - `is_clean`: no start has begun since the stop.
+    - `is_interrupted`: the last start has not opened all partitions.
     - `contents`: the contents that the stop recorded; NO_CONTENTS if they are unknown.
     - `lost_contents`: the stop wrote CONTENTS, and the file is missing or damaged.
     """
@@ -756,6 +760,7 @@ class _LastStop(NamedTuple):
     is_clean: bool
     contents: DirectoryContents = NO_CONTENTS
     lost_contents: bool = False
+    is_interrupted: bool = False
 
     @property
     def knows_contents(self) -> bool:
@@ -772,7 +777,8 @@ def _read_last_stop(disk: Disk) -> _LastStop:
     """
     for path in (CLEAN_SHUTDOWN, STARTING):
         try:
-            last_stop = _LastStop(disk.read(path), path == CLEAN_SHUTDOWN)
+            is_clean = path == CLEAN_SHUTDOWN
+            last_stop = _LastStop(disk.read(path), is_clean, is_interrupted=not is_clean)
         except FileNotFoundError:
             continue
         return _with_contents(disk, last_stop) if last_stop.knows_contents else last_stop
@@ -790,13 +796,15 @@ def _with_contents(disk: Disk, last_stop: _LastStop) -> _LastStop:
 
 
 def _take_mark(disk: Disk, last_stop: _LastStop) -> None:
-    """Remove CLEAN_SHUTDOWN, or rename it to STARTING. Neither needs room on the disk. Raises OSError."""
+    """Remove CLEAN_SHUTDOWN, and create STARTING, or rename the one to the other. Raises OSError."""
     if last_stop.knows_contents:
         if last_stop.is_clean:
             disk.rename(CLEAN_SHUTDOWN, STARTING)
     else:
-        # An earlier start may have left STARTING before Apache Kafka used the directory.
-        for path in (STARTING, CLEAN_SHUTDOWN, CONTENTS):
+        # An earlier start may have left STARTING before Apache Kafka used the directory, so it is emptied. An
+        # empty file needs no room on the disk.
+        write_synced(disk, STARTING, b"")
+        for path in (CLEAN_SHUTDOWN, CONTENTS):
             remove_if_exists(disk, path)
     disk.sync_directory()
 

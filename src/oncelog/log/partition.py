@@ -140,6 +140,7 @@ class Partition:
         indexed_from: int | None = None,
         contents: PartitionContents | None = None,
         checks_all: bool = False,
+        was_interrupted: bool = False,
         leader_epoch: int = 0,
         background: BackgroundQueue | None = None,
     ) -> Self:
@@ -155,22 +156,14 @@ class Partition:
         - `indexed_from`: segments from this base offset on had a transaction index file; None if unknown.
         - `contents`: the contents that a clean stop left in the directory; None if unknown.
         - `checks_all`: even after a clean stop, recovery reads all records and rebuilds all indexes.
+        - `was_interrupted`: the last start may not have synced what it removed.
         - `background`: runs deferred work; with None, deferred work runs immediately.
         """
         disk = PartitionDisk(disk)
         background = BackgroundQueue() if background is None else background
-        options = OpenOptions(
-            config,
-            clean_shutdown,
-            recovery_point,
-            log_start_offset,
-            cleaned_to,
-            now_ms,
-            background,
-            indexed_from,
-            contents,
-            checks_all,
-        )
+        numbers = recovery_point, log_start_offset, cleaned_to, now_ms
+        files = indexed_from, contents, checks_all, was_interrupted
+        options = OpenOptions(config, clean_shutdown, *numbers, background, *files)
         is_new = False
         try:
             if not disk.exists(directory):

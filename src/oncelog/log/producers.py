@@ -15,7 +15,7 @@ from oncelog.errors import CorruptMessage, InvalidRecord
 from oncelog.log.background import BackgroundQueue, BackgroundTask, BlockingCall, run
 from oncelog.log.index import AbortedTransaction
 from oncelog.log.scan import NumberedBatch
-from oncelog.log.snapshot import Snapshot, Snapshots, around
+from oncelog.log.snapshot import Snapshot, Snapshots
 from oncelog.rules.idempotence.append import (
     REMEMBERED_BATCHES,
     ProducedBatch,
@@ -136,7 +136,8 @@ class PartitionProducers:
         oldest_first = sorted(self.open_transactions.items(), key=lambda item: item[1])
         self.open_transactions = OrderedDict(oldest_first)
         self.table.put_packed(entries)
-        self._note_snapshot(snapshot.offset)
+        if not snapshot.is_damaged:  # the next stop writes a damaged file again
+            self._note_snapshot(snapshot.offset)
 
     def adopt(self, snapshot: Snapshot, expired_before_ms: int) -> None:
         """Replace the replayed state by the state of a snapshot, which includes batches that are no longer in
@@ -154,8 +155,6 @@ class PartitionProducers:
         for producer_id, earlier in replayed.items():
             if (entry := self.table.get(producer_id)) is not None:
                 self.table.put(producer_id, with_older(entry, earlier))
-        if snapshot.is_damaged:
-            self.snapshot_offset = None  # so that the next stop writes the damaged file again
 
     def begin_verification(self, producer_id: int, epoch: int, sequence: int, *, raises_epoch: bool) -> None:
         """Record that the broker is about to ask the transaction coordinator whether a batch may be stored.
@@ -353,7 +352,7 @@ class PartitionProducers:
         self.snapshot_offset = None
         self.snapshot_now(offset)
         self._snapshot_offsets = {offset}
-        self.snapshots.keep([offset])
+        self.snapshots.keep(lambda other: other == offset)
 
     def _note_snapshot(self, offset: int) -> None:
         self.snapshot_offset = offset
@@ -367,16 +366,18 @@ class PartitionProducers:
         """Return the highest snapshot offset that is at or below `offset`, or None if there is none."""
         return max((other for other in self._snapshot_offsets if other <= offset), default=None)
 
-    def keep_snapshots(self, offsets: Iterable[int], synced_to: int) -> BlockingCall:
-        """Forget all snapshots except those at `offsets`, the newest at or below `synced_to`, and the oldest
-        above it.
+    def keep_snapshots(self, offsets: Iterable[int], covered_to: int | None) -> BlockingCall:
+        """Forget the snapshots below `covered_to`, except those at `offsets`. With None, forget none.
 
-        `synced_to` is the recovery point. Returns a blocking call that deletes the files of the forgotten
-        snapshots.
+        Returns a blocking call that deletes the files of the forgotten snapshots.
         """
-        kept = {*offsets, *around(self._snapshot_offsets, synced_to)}
-        self._snapshot_offsets &= kept
-        return partial(self.snapshots.keep, kept, synced_to)
+        kept, lowest = set(offsets), 0 if covered_to is None else covered_to
+
+        def is_kept(offset: int) -> bool:
+            return offset >= lowest or offset in kept
+
+        self._snapshot_offsets = set(filter(is_kept, self._snapshot_offsets))
+        return partial(self.snapshots.keep, is_kept)
 
     def abandon(self) -> None:
         """Stop writing the snapshot that is in progress, if any."""

@@ -79,6 +79,7 @@ class OpenOptions:
     - `contents`: the contents that a clean stop left in the directory; None if unknown.
     - `checks_all`: if True, no file is trusted. True if the stored contents of the last stop were lost, or if
       the directory differs from them.
+    - `was_interrupted`: the last start did not end, and may not have synced what it removed.
     """
 
     config: LogConfig
@@ -91,6 +92,7 @@ class OpenOptions:
     indexed_from: int | None = None
     contents: PartitionContents | None = None
     checks_all: bool = False
+    was_interrupted: bool = False
 
 
 def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
@@ -99,6 +101,10 @@ def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
     Raises OSError, and StorageError if the directory cannot be used.
     """
     warnings: list[str] = []
+    if options.was_interrupted:
+        # A power loss could bring segments and snapshots back that the interrupted start has removed. See
+        # test_a_power_loss_brings_no_file_back_that_an_interrupted_start_removed.
+        disk.sync_directory(directory)
     bases = _drop_failed_rolls(disk, directory, _sweep(disk, directory), options, warnings)
     segments, replay_from = _open_segments(disk, directory, bases, options, warnings)
     if text := _difference(segments, options):
@@ -137,7 +143,7 @@ def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
         with suppress(OSError):
             recovered.producers.replace_snapshots(end_offset)
     if log_start_offset > end_offset:
-        segments = _begin_at_log_start(disk, directory, recovered, options)
+        _begin_at_log_start(disk, directory, recovered, options)
     for segment in segments:
         if segment.transactions.is_unsynced:
             # The index is stored before recovery ends, because the checkpoint may already declare the segment
@@ -145,7 +151,7 @@ def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
             # test_a_crash_while_an_index_of_aborted_transactions_is_made_again_loses_no_entry.
             segment.transactions.store()
         segment.file.release_handle()
-    recovered.indexed_from = _make_transaction_indexes(segments, options)
+    recovered.indexed_from = _make_transaction_indexes(list(recovered.segments), options)
     return recovered
 
 
@@ -173,37 +179,21 @@ def _recover_all(
     return recovered
 
 
-def _begin_at_log_start(
-    disk: Disk, directory: str, recovered: Recovered, options: OpenOptions
-) -> list[Segment]:
-    """Replace all segments by an empty one at the log start.
+def _begin_at_log_start(disk: Disk, directory: str, recovered: Recovered, options: OpenOptions) -> None:
+    """Add an empty segment at the log start, and write a snapshot of the producers there. Raises OSError.
 
     Call this if a power loss has left a log end below the log start. All remaining records were deleted by a
-    client or by retention, but their producer state is still needed, so a snapshot keeps it. An older
-    snapshot could contain open transactions that have ended since. See
-    test_a_log_start_beyond_the_log_keeps_what_its_segments_say_of_producers.
+    client or by retention, so their segments are deleted as usual, by the first flush or retention run. But
+    their producer state is still needed. An older snapshot could contain open transactions that have ended
+    since. See test_a_log_start_beyond_the_log_keeps_what_its_segments_say_of_producers.
     """
     offset = recovered.log_start_offset
-    # If this fails, nothing else is changed. See
-    # test_a_start_that_cannot_begin_at_the_log_start_keeps_the_segments.
     new = Segment.create(disk, directory, offset, options.now_ms, limits=options.config.limits)
-    try:
-        recovered.producers.snapshot_now(offset)
-    except OSError:
-        # Without the snapshot, the segments must stay, and the partition cannot be opened. If they were
-        # removed, a kill would make their producers unknown, and retries would be stored again. See
-        # test_a_full_disk_forgets_no_producer_of_removed_segments.
-        with suppress(OSError):
-            new.remove()
-        raise
-    # The oldest segment is removed first, so that a crash here leaves the newest producer state. A power loss
-    # could bring any unsynced part of the old segments back. Recovery would then take the gaps for losses and
-    # remove the snapshot. See test_a_second_power_loss_brings_no_segment_below_the_log_start_back.
-    for segment in recovered.segments:
-        segment.remove()
-        disk.sync_directory(directory)
-    recovered.segments, recovered.rebuilt_from = SegmentList([new]), None
-    return [new]
+    # If this fails, the partition cannot be opened, and the next start does the same. Without the snapshot,
+    # the producers of the old segments would be unknown once these are deleted. See
+    # test_a_full_disk_forgets_no_producer_of_removed_segments.
+    recovered.producers.snapshot_now(offset)
+    recovered.segments.add(new)
 
 
 def _make_transaction_indexes(segments: list[Segment], options: OpenOptions) -> int:
@@ -351,7 +341,7 @@ def _open_segments(
             lost = _lost_text(segment.end_offset, size_before - bad.position, later_bases)
             path = disk.describe(segment.log_path)
             warnings.append(f"{path} cut at position {bad.position}: {bad.reason}; {lost}")
-        is_unsynced = next_base is not None and not options.is_clean and next_base > options.recovery_point
+        is_unsynced = next_base is not None and not options.is_clean and next_base > _sure_to(options)
         has_gap = is_unsynced and segment.end_offset != next_base
         is_lost = has_gap and not _may_be_compacted(segment, options)
         if is_lost:
@@ -379,7 +369,7 @@ def _open_segments(
 def _synced_end(segment: Segment, next_base: int | None, options: OpenOptions) -> int | None:
     """Return the offset at which a segment ends if all of it was synced; None if that is unknown."""
     if next_base is not None:
-        return next_base if options.is_clean or next_base <= options.recovery_point else None
+        return next_base if options.is_clean or next_base <= _sure_to(options) else None
     if options.contents is None or not options.is_clean:
         return None
     return options.contents.end_of(segment.base_offset, segment.size_bytes)
@@ -420,6 +410,16 @@ def _drop_empty_tail(segments: list[Segment], options: OpenOptions, warnings: li
     return had_any
 
 
+def _sure_to(options: OpenOptions) -> int:
+    """Return the offset below which a power loss cannot have changed what a start must restore.
+
+    Records below the log start were deleted. So their loss is no gap, and the snapshots at or below the log
+    start are valid, although a power loss may have left a log end below it. See
+    test_a_second_power_loss_brings_no_segment_below_the_log_start_back.
+    """
+    return max(options.recovery_point, options.log_start_offset)
+
+
 def _may_be_compacted(segment: Segment, options: OpenOptions) -> bool:
     """Return True if compaction may have caused the gap after a segment.
 
@@ -452,11 +452,11 @@ def _remove_later(disk: Disk, directory: str, bases: list[int], now_ms: int) -> 
 
 def _recover_producers(recovered: Recovered, options: OpenOptions, replay_from: int | None) -> None:
     producers, segments = recovered.producers, recovered.segments
-    end_offset = segments.active.end_offset
+    end_offset = max(segments.active.end_offset, options.log_start_offset)
     gap_offset = _offset_of_gap(segments, options)
     recovered.has_gap = gap_offset is not None
-    kept_to = end_offset if gap_offset is None else gap_offset
-    producers.snapshots.keep(offset for offset in producers.snapshots.offsets() if offset <= kept_to)
+    kept_to = end_offset if gap_offset is None else max(gap_offset, options.log_start_offset)
+    producers.snapshots.keep(lambda offset: offset <= kept_to)
     highest = end_offset if replay_from is None else min(replay_from, end_offset)
     # Begin at the first segment, not at the log start: deleted records that are still in its file also belong
     # to the producers' state.
@@ -467,6 +467,7 @@ def _recover_producers(recovered: Recovered, options: OpenOptions, replay_from: 
         # An older snapshot and the replay have the batches that this one lacks.
         later = snapshot if later is None else later
         snapshot = producers.snapshots.load_newest(snapshot.offset, options.now_ms, accepts_damaged=False)
+    recovered.warnings += producers.snapshots.warnings
     if snapshot is not None and snapshot.offset < start:
         snapshot = None  # older segments were deleted; a later snapshot contains their producers
     if later is not None and later.offset <= (start - 1 if snapshot is None else snapshot.offset):
@@ -497,9 +498,7 @@ def _offset_of_gap(segments: SegmentList, options: OpenOptions) -> int | None:
     if options.is_clean:
         return None
     for segment, following in pairwise(segments):
-        is_unsynced = (
-            following.base_offset > options.recovery_point and segment.base_offset >= options.cleaned_to
-        )
+        is_unsynced = following.base_offset > _sure_to(options) and segment.base_offset >= options.cleaned_to
         if is_unsynced and segment.end_offset != following.base_offset:
             return segment.end_offset
     return None

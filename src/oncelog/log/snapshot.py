@@ -22,8 +22,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate, pairwise
@@ -245,18 +244,13 @@ def _offsets_in(names: list[str]) -> list[int]:
     return [int(stem) for stem in stems if is_stem(stem)]
 
 
-def around(offsets: Iterable[int], synced_to: int) -> list[int]:
-    """Return the largest of `offsets` at or below `synced_to`, and the smallest above it, if they exist."""
-    ordered = sorted(offsets)
-    count = bisect_right(ordered, synced_to)
-    return ordered[max(count - 1, 0) : count + 1]
-
-
 class Snapshots:
     """The snapshot files of one partition directory."""
 
     def __init__(self, disk: Disk, directory: str, limits: Limits = DEFAULT_LIMITS) -> None:
         self.limits = limits
+        self.warnings: list[str] = []
+        """Texts about unreadable snapshots that `load_newest` deleted."""
         self._disk = disk
         self._directory = directory
 
@@ -306,7 +300,9 @@ class Snapshots:
         for offset in reversed([offset for offset in self.offsets() if offset <= highest_offset]):
             try:
                 snapshot = self._load(offset, now_ms)
-            except StorageError:
+            except StorageError as error:
+                path = self._disk.describe(self._path(offset, SNAPSHOT_SUFFIX))
+                self.warnings.append(f"{path} was unreadable ({error}) and is deleted")
                 self.remove(offset)
                 continue
             if accepts_damaged or not snapshot.is_damaged:
@@ -342,25 +338,15 @@ class Snapshots:
         for offset in offsets:
             remove_if_exists(self._disk, self._path(offset, FULL_SUFFIX))
 
-    def remove_below(self, offset: int) -> None:
-        """Remove the snapshots below `offset`."""
-        self.keep(other for other in self.offsets() if other >= offset)
-
-    def keep(self, offsets: Iterable[int], synced_to: int | None = None) -> None:
-        """Remove all snapshots except those at `offsets`. Also remove `.producers` files without a snapshot.
-
-        With `synced_to`, the newest snapshot at or below it and the oldest one above it stay, too. The oldest
-        one above `synced_to` may be the only snapshot that covers the producers of deleted segments. An
-        earlier process may have synced the log up to that snapshot, deleted segments, and lost power before
-        it stored the recovery point. See
-        test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segments_known.
+    def keep(self, is_kept: Callable[[int], bool]) -> None:
+        """Remove the snapshots at the offsets for which `is_kept` is false. Also remove `.producers` files
+        without a snapshot. May run in another thread. Raises OSError.
         """
         names = self._disk.list(self._directory)
-        existing, kept = set(_offsets_in(names)), set(offsets)
-        if synced_to is not None:
-            kept.update(around(existing, synced_to))
-        self.remove(*sorted(existing - kept))
-        needed = {file_name(offset, FULL_SUFFIX) for offset in existing & kept}
+        existing = _offsets_in(names)
+        kept = set(filter(is_kept, existing))
+        self.remove(*sorted(set(existing) - kept))
+        needed = {file_name(offset, FULL_SUFFIX) for offset in kept}
         for name in names:
             if name.endswith(FULL_SUFFIX) and name not in needed:
                 remove_if_exists(self._disk, f"{self._directory}/{name}")

@@ -414,7 +414,8 @@ class LogMachine(RuleBasedStateMachine):
         """
         partition, now_ms = self.partition, self.now_ms
         expected, excess = self.model.start, partition.size_bytes - self.settings["retention_bytes"]
-        for segment in partition.log.segments if partition.config.is_deleted else ():
+        is_active = partition.config.is_deleted and not partition.log.is_swapping
+        for segment in partition.log.segments if is_active else ():
             is_old = self.largest_time(segment) < now_ms - RETENTION_MS
             is_excess = self.settings["retention_bytes"] >= 0 and excess >= segment.size_bytes
             is_new = segment is partition.log.segments.active and not segment.size_bytes

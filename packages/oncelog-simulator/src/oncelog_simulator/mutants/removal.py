@@ -7,11 +7,13 @@ from random import Random
 from typing import Any
 
 from oncelog.broker.coordinators.transactions import TransactionCoordinator
-from oncelog.log import cleaner, partition, producers, recovery, segment_swap, snapshot
+from oncelog.config import INT64_MAX
+from oncelog.log import cleaner, partition, recovery, segment_swap
 from oncelog.log.disk import Disk
 from oncelog.log.index import TransactionIndex
 from oncelog.log.local_log import LocalLog
 from oncelog.log.manager import LogManager
+from oncelog.log.producers import PartitionProducers
 from oncelog.log.segment import LOG_SUFFIX, SUFFIXES, Segment, file_name
 from oncelog.log.segment_swap import CLEANED, SWAP
 from oncelog_simulator import disk_rot, simulation
@@ -19,9 +21,10 @@ from oncelog_simulator.mutants.mutant import ClientMutant, Mutant, Patch, nothin
 from oncelog_simulator.mutants.storage import LOST_INDEXES
 
 
-def _is_known_on_disk(self: Any, dead: Any) -> bool:
-    """Treat any snapshot on the disk as durable, even if it was not synced."""
-    return self.producers.snapshot_from(dead[-1].end_offset) is not None
+def _newest_snapshot(self: Any) -> int | None:
+    """Treat any snapshot on the disk as durable, even if the log is not synced up to it."""
+    offset: int | None = self.producers.snapshot_offset
+    return offset
 
 
 def _make_swap_at_once(disk: Disk, directory: str, output: Any, newest_path: str) -> None:
@@ -60,8 +63,12 @@ def _sync_nothing(self: Any) -> None:
     self.recovery_point = self.end_offset
 
 
-def _no_part(self: Any, dead: Any) -> list[Any]:
-    return []
+def _drop_all_or_none(self: Any) -> list[Any]:
+    dead = self._dead_segments()
+    if dead and dead[-1].end_offset > (self.covered_to or 0):
+        return []
+    dropped: list[Any] = _DROP_DEAD(self)
+    return dropped
 
 
 def _sync_once(self: Any, *, is_active: bool) -> None:
@@ -70,8 +77,8 @@ def _sync_once(self: Any, *, is_active: bool) -> None:
         _SYNC_SEGMENT(self, is_active=is_active)
 
 
-def _around_nothing(offsets: Any, synced_to: int) -> list[int]:
-    return []
+def _keep_newest(self: Any, offsets: Any, covered_to: int | None) -> Any:
+    return _KEEP_SNAPSHOTS(self, [*offsets, self.snapshot_offset], INT64_MAX)
 
 
 def _stopped_in_the_end(_: Random) -> str:
@@ -94,6 +101,7 @@ KILLED_STARTS: tuple[Patch, ...] = (
 )
 """In every seed the index of aborted transactions is lost, and the start that rebuilds it is killed."""
 _RECOVER, _SYNC_SEGMENT = recovery.recover, Segment.sync
+_DROP_DEAD, _KEEP_SNAPSHOTS = LocalLog._drop_dead, PartitionProducers.keep_snapshots
 MUTANTS: list[Mutant | ClientMutant] = [
     ClientMutant(
         "a transaction whose marker is lost stays open",
@@ -119,7 +127,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
         "segments are deleted once a newer snapshot is on the disk",
         "unsynced",
         (),
-        ((LocalLog, "_is_safe_without", _is_known_on_disk),),
+        ((LocalLog, "covered_to", property(_newest_snapshot)),),
         findings=("R240",),
         guards=(
             "log/test_log_retention.py::"
@@ -167,7 +175,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
     ),
     Mutant(
         "a full disk keeps all segments",
-        ((LocalLog, "_safe_part", _no_part),),
+        ((LocalLog, "_drop_dead", _drop_all_or_none),),
         "trimmed",
         findings=("R303",),
         guards=(
@@ -200,7 +208,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
         "a roll removes the snapshot that allowed segments to be deleted",
         "unsynced",
         (),
-        ((producers, "around", _around_nothing), (snapshot, "around", _around_nothing)),
+        ((PartitionProducers, "keep_snapshots", _keep_newest),),
         findings=("R360",),
         guards=(
             "log/test_log_retention.py::"
