@@ -11,10 +11,12 @@ import pytest
 from support.client import scripted_broker
 from support.groups.session import Coordinator, Member
 
-from oncelog import Broker
+from oncelog import Broker, NewTopic
+from oncelog.aio import Admin as AsyncAdmin
+from oncelog.aio import Consumer as AsyncConsumer
 from oncelog.aio import Producer as AsyncProducer
 from oncelog.client.group.consumer_member import ConsumerMember
-from oncelog.errors import OncelogError
+from oncelog.errors import MisuseError, OncelogError
 
 
 async def until(is_so: Callable[[], object]) -> None:
@@ -141,3 +143,62 @@ def test_a_commit_that_is_cancelled_leaves_no_task() -> None:
 
     with Broker() as broker:
         asyncio.run(work(broker.bootstrap_servers))
+
+
+@pytest.mark.parametrize("kind", ["consumer", "member", "admin"])
+def test_a_cancelled_start_or_end_of_a_block_leaves_no_connection(kind: str) -> None:
+    """Regression: a task that was cancelled in `__aenter__` or `__aexit__` left connections and a task that
+    refreshed metadata. Nobody could close them.
+    """
+
+    async def use(servers: str) -> None:
+        if kind == "admin":
+            async with AsyncAdmin({"bootstrap.servers": servers}):
+                return
+        async with AsyncConsumer({"bootstrap.servers": servers, "group.id": "left"}) as consumer:
+            if kind == "member":
+                consumer.subscribe("left")
+                await consumer.poll(0.001)
+
+    async def cancel_after(turns: int, servers: str) -> bool:
+        task = asyncio.create_task(use(servers))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        was_cancelled = task.cancel()
+        await asyncio.wait([task], timeout=60)
+        await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+        return was_cancelled
+
+    async def work(broker: Broker) -> None:
+        async with AsyncAdmin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+            await admin.create_topics(NewTopic("left", 1))
+        turns = 0
+        while await cancel_after(turns, broker.bootstrap_servers):
+            turns += 1 + turns // 8
+        await until(lambda: not broker.metrics()["connections"])
+
+    with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:
+        asyncio.run(work(broker))
+
+
+def test_a_start_of_a_block_that_fails_leaves_no_connection() -> None:
+    """Regression: `async with` calls no `__aexit__` if the broker does not answer, so the connection stayed
+    open.
+    """
+
+    async def work() -> None:
+        async with scripted_broker() as broker:
+            broker.handlers["ApiVersions"] = lambda header, message: None
+            settings = {
+                "bootstrap.servers": broker.bootstrap_servers, "request.timeout.ms": 50,
+                "oncelog.bootstrap.timeout.ms": 1,
+            }  # fmt: skip
+            for client in (AsyncAdmin(settings), AsyncConsumer(settings)):
+                with pytest.raises(OncelogError):
+                    async with client:
+                        pass
+                with pytest.raises(MisuseError, match="closed"):
+                    await client.start()
+            await until(lambda: broker.idle)
+
+    asyncio.run(work())

@@ -95,6 +95,7 @@ class ClusterConnection:
         self._topics: dict[str, None] = {}
         self._look_ups: weakref.WeakValueDictionary[str, _LookUp] = weakref.WeakValueDictionary()
         self._refresher: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._closed = False
 
     @property
@@ -153,8 +154,16 @@ class ClusterConnection:
         await self.fetch_metadata(list(self._topics))
 
     async def close(self) -> None:
-        """Close every connection. Requests in flight fail with DisconnectedError."""
+        """Close every connection. Requests in flight fail with DisconnectedError.
+
+        Cancelling this call ends only its wait.
+        """
         self._closed = True
+        if self._closing is None or self._closing.done():
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         if self._refresher:
             self._refresher.cancel()
             await asyncio.gather(self._refresher, return_exceptions=True)

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from oncelog.client.arguments import by_partition, offsets_of, partitions_of, topic_of
+from oncelog.client.closing import close_in_background, close_to_the_end
 from oncelog.client.connection.cluster import ClusterConnection, parse_bootstrap
 from oncelog.client.consumer.core import ConsumerCore
 from oncelog.client.consumer.fetch_messages import FetchOptions
@@ -233,13 +234,23 @@ class AsyncConsumer:
             await self._cluster.close()
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            # Without an __aenter__ that succeeds, `async with` calls no __aexit__. Guard:
+            # test_a_cancelled_start_or_end_of_a_block_leaves_no_connection.
+            await close_to_the_end(self.end_at_once())
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        try:
+            await self.close()
+        except asyncio.CancelledError:
+            close_in_background(self.end_at_once())  # nobody calls `close` again
+            raise
 
     # Assignment and positions
 

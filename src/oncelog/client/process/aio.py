@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from oncelog.client.closing import close_to_the_end
 from oncelog.client.consumer.aio import AsyncConsumer
 from oncelog.client.process.converters import BYTES, Converters
 from oncelog.client.process.core import ProcessLoop, outputs_of, seeks_to
@@ -141,10 +142,6 @@ async def process(
     ).run()
 
 
-_CLOSING: set[asyncio.Future[None]] = set()
-"""Tasks that are closing clients. The event loop itself keeps only weak references to its tasks."""
-
-
 class AsyncLoopIO:
     """The clients and functions of one loop. The protocol `LoopIO` documents the methods."""
 
@@ -269,10 +266,7 @@ class AsyncLoopIO:
     async def close(self) -> None:
         # No other call closes the clients. So a second cancellation ends only this wait, and the clients
         # close in the background. Guard: test_a_second_cancellation_leaves_no_client_open.
-        closing = asyncio.ensure_future(self._close_clients())
-        _CLOSING.add(closing)
-        closing.add_done_callback(_CLOSING.discard)
-        await asyncio.shield(closing)
+        await close_to_the_end(self._close_clients())
 
     async def _close_clients(self) -> None:
         try:
