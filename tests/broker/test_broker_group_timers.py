@@ -27,9 +27,9 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     for kind in (ClassicGroup, ConsumerGroup):
 
-        def tick(group: Any, now_ms: int, original: Any = kind.tick) -> None:
+        def tick(group: Any, now_ms: int, original: Any = kind.tick) -> Any:
             seen.append(group.group_id)
-            original(group, now_ms)
+            return original(group, now_ms)
 
         monkeypatch.setattr(kind, "tick", tick)
     return seen

@@ -8,7 +8,12 @@ import re
 import pytest
 from support.fuzz.targets import NOW_MS, open_node
 
+from oncelog.broker import state_file
+from oncelog.broker.security.authorizer import Authorizer
+from oncelog.broker.security.users import Users
 from oncelog.errors import StorageError
+from oncelog.rules.limits.quotas import QuotaEntity
+from oncelog.rules.security.authorization import Acl, Operation, PatternType, Permission, ResourceType
 from oncelog.testing.memory_disk import MemoryDisk
 
 FILES = ("oncelog-topics.json", "oncelog-producer-ids.json")
@@ -76,3 +81,53 @@ def test_the_error_of_an_unreadable_file_does_not_contain_it() -> None:
     with pytest.raises(StorageError, match=f"{name} is unreadable") as refused:
         open_node(disk)
     assert len(str(refused.value)) < 300
+
+
+def test_a_change_encodes_only_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1532: each change of one ACL, user, quota or topic encoded those of all others. The file says what it
+    said before a restart, whatever was changed.
+    """
+    encoded: list[object] = []
+    dumps = state_file.json.dumps
+    monkeypatch.setattr(state_file.json, "dumps", lambda row: encoded.append(row) or dumps(row))
+    disk = MemoryDisk()
+    node = open_node(disk)
+    acls = Authorizer(disk, "", allows_if_none=False)
+    users, quotas = Users(disk), node.quotas
+
+    def acl(number: int) -> Acl:
+        name = f"n{number % 7}"
+        fields = PatternType.PREFIXED, "User:a", f"host{number}", Operation.READ, Permission.ALLOW
+        return Acl(ResourceType.TOPIC, name, *fields)
+
+    def change(number: int, count: int) -> None:
+        acls.add([acl(number)])
+        acls.remove([acl(number - 20)])
+        credential = 1, b"salt" * 4, bytes([number]) * 32, 4096 + count
+        users.alter(f"u{number}", [], [credential])
+        quotas.alter(QuotaEntity(user=f"u{number}"), [("producer_byte_rate", float(count))], is_test=False)
+        if count == 1:
+            node.topics.create(f"t{number}", 1, {"retention.ms": str(number + 1)}, NOW_MS)
+
+    for number in range(40):
+        change(number, 1)
+    encoded.clear()
+    change(40, 1)
+    change(3, 2)
+    rows = [row for row in encoded if isinstance(row, dict)]
+    assert len(rows) == 7
+    topic = node.topics.get("t3")
+    assert topic is not None
+    node.topics.delete([topic])
+    started = disk.after_kill()
+    assert list(Authorizer(started, "", allows_if_none=False).acls) == list(acls.acls)
+    assert {a.host for a in acls.acls} == {f"host{i}" for i in (*range(21, 41), 3)}
+    again = Users(started)
+    assert {name: list(again.of(name)) for name in again.names()} == {
+        name: list(users.of(name)) for name in users.names()
+    }
+    restarted = open_node(started)
+    assert restarted.quotas.values == quotas.values
+    held = {topic.name: topic.overrides for topic in node.topics.all()}
+    assert {topic.name: topic.overrides for topic in restarted.topics.all()} == held
+    assert "t3" not in held and len(held) == 40

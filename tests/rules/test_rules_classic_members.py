@@ -176,6 +176,42 @@ def test_an_id_given_to_a_dynamic_member_takes_no_instance() -> None:
     assert list(group.members) == ["static"]
 
 
+def ask_for_id(group: ClassicGroup, member_id: str, session_timeout_ms: int = 10_000) -> None:
+    answers: list[JoinResult] = []
+    asked = request("a")._replace(requires_known_member_id=True, session_timeout_ms=session_timeout_ms)
+    group.join(asked, member_id, 0, answers.append)
+    assert [answer.error_code for answer in answers] == [MemberIdRequired.code]
+
+
+def test_many_unused_member_ids_are_forgotten_a_few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1533: 300,000 ids that clients had asked for, and that expired together, took 0.7 s in one step."""
+    monkeypatch.setattr(classic, "MAX_UNUSED_IDS_AT_ONCE", 3)
+    group = ClassicGroup("g", 0)
+    for number in range(7):
+        ask_for_id(group, f"m{number}")
+    assert [group.tick(10_000) for _ in range(4)] == [3, 3, 1, 0]
+    assert group.is_unused and group.next_deadline_ms() is None
+
+
+def test_the_memory_of_unused_member_ids_is_limited() -> None:
+    """R1533: a client id of 32,767 bytes stayed in memory for each JoinGroup, up to 30 minutes."""
+    group = ClassicGroup("g", 0, max_metadata_bytes=1_000)
+    for number in range(20):
+        # The newest id stays, even if it expires before all others.
+        ask_for_id(group, f"{number:036d}", session_timeout_ms=60_000 - number)
+    pending = group._pending_member_ids
+    (forgotten,) = join(group, "new", member_id=f"{9:036d}")
+    assert forgotten.error_code == UnknownMemberId.code and len(pending) == 10
+    (joined,) = join(group, "new", member_id=f"{10:036d}")
+    assert joined.error_code == 0 and len(pending) == 9
+    ask_for_id(group, "y" * 5_000)
+    assert len(pending) == 1
+    assert group.leave([("y" * 5_000, None)], 0) == [0]
+    for number in range(20):
+        ask_for_id(group, f"{number:036d}")
+    assert len(pending) == 10
+
+
 def test_a_member_that_sends_no_sync_in_time_is_removed_even_from_a_stable_group() -> None:
     """If the member stayed, nobody would read its partitions for as long as it sends heartbeats (F76)."""
     group = ClassicGroup("g", 0)

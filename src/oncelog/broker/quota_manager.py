@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from oncelog.broker.request import Request
-from oncelog.broker.state_file import read_state, write_state
+from oncelog.broker.state_file import EncodedRows, read_state, write_state
 from oncelog.errors import BrokerError, ThrottlingQuotaExceeded
 from oncelog.limits import DEFAULT_LIMITS
 from oncelog.log.disk import Disk
@@ -26,7 +26,6 @@ from oncelog.rules.limits.quotas import (
     Bucket,
     EffectiveQuota,
     QuotaEntity,
-    QuotaFilter,
     QuotaPrincipal,
     Values,
     apply_changes,
@@ -86,6 +85,7 @@ class QuotaManager:
         """
         self._swept_at = max_shares
         self.values: Mapping[QuotaEntity, Values] = {}
+        self._rows = EncodedRows(_row)
         self._rates: dict[str, dict[QuotaEntity, float]] = {}
         self._shares: dict[tuple[str, QuotaPrincipal], EffectiveQuota | None] = {}
         self.is_any = False
@@ -93,10 +93,6 @@ class QuotaManager:
         stored = read_state(disk, FILE_NAME, _parse)
         if stored is not None:
             self._set_values(stored)
-
-    def find(self, quota_filter: QuotaFilter) -> dict[QuotaEntity, Values]:
-        """Return the quotas of the entities that match a filter."""
-        return {entity: values for entity, values in self.values.items() if quota_filter.matches(entity)}
 
     def alter(
         self, entity: QuotaEntity, changes: Collection[tuple[str, float | None]], *, is_test: bool
@@ -132,11 +128,7 @@ class QuotaManager:
         return errors
 
     def _save(self, values: Mapping[QuotaEntity, Values]) -> None:
-        rows = [
-            {"entity": {kind: name or None for kind, name in entity.parts.items()}, "quotas": dict(rates)}
-            for entity, rates in values.items()
-        ]
-        write_state(self._disk, FILE_NAME, {"quotas": rows})
+        write_state(self._disk, FILE_NAME, {"quotas": self._rows.of(values)})
         self._set_values(values)
 
     def _set_values(self, values: Mapping[QuotaEntity, Values]) -> None:
@@ -266,6 +258,10 @@ class QuotaManager:
         if longest_ms and hasattr(answer, "throttle_time_ms"):
             answer.throttle_time_ms = longest_ms
         return longest_ms
+
+
+def _row(entity: QuotaEntity, rates: Values) -> dict[str, object]:
+    return {"entity": {kind: name or None for kind, name in entity.parts.items()}, "quotas": dict(rates)}
 
 
 def _parse(content: dict[str, Any]) -> dict[QuotaEntity, Values]:

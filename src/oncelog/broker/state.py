@@ -30,7 +30,7 @@ from oncelog.broker.security.sasl import TokenCheck, token_check
 from oncelog.broker.security.users import Users
 from oncelog.broker.settings.dynamic_config import DynamicConfig
 from oncelog.broker.settings.listeners import Listener
-from oncelog.broker.stepwise import ResponseSlots, RoundMeter, run_work
+from oncelog.broker.stepwise import ResponseSlots, RoundMeter, StepBudget, run_work
 from oncelog.broker.topics.takeover import take_over
 from oncelog.broker.topics.topics import Topics
 from oncelog.log.manager import LogManager
@@ -206,6 +206,10 @@ class BrokerState:
         for entry in self.transactions.all():
             ids += [entry.producer_id, entry.previous_producer_id, entry.next_producer_id]
         return max(ids, default=-1)
+
+    def step_budget(self) -> StepBudget:
+        """Return the budget of a request in steps. Its elements count in the round, too."""
+        return StepBudget(self.limits.request_step_elements, self.round_meter)
 
     def access(self, principal: str, host: str) -> Access:
         """Return the permissions of a principal that connects from `host`, an address."""

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from crc32c import crc32c
 
@@ -19,6 +19,8 @@ from oncelog.errors import BrokerError, StorageError
 from oncelog.log.disk import Disk, SyncFailed, explain, write_synced
 
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 _ASIDE = ".new"
 _CHECKSUM = re.compile(rb',\n "crc32c": "([0-9a-f]{8})"\n}\s*\Z')
 
@@ -105,10 +107,45 @@ def not_durable(disk: Disk, name: str, error: OSError) -> NotDurable:
     return NotDurable(f"{disk.describe(name)} could not be synced: {explain(error)}")
 
 
+class EncodedRow(str):
+    """An element of a list in a state file, encoded as JSON."""
+
+    __slots__ = ()
+
+
+def encode_row(row: Mapping[str, Any]) -> EncodedRow:
+    """Encode an element of a list."""
+    return EncodedRow(json.dumps(row))
+
+
+class EncodedRows(Generic[K, V]):
+    """The encoded rows of a list, so that a change encodes only the rows that it changes.
+
+    Without it, each change of one user or quota would encode those of all others. See
+    test_a_change_encodes_only_its_own_rows. `to_row` returns the row of a key and its value.
+    """
+
+    def __init__(self, to_row: Callable[[K, V], Mapping[str, Any]]) -> None:
+        self._to_row = to_row
+        self._rows: dict[K, tuple[V, EncodedRow]] = {}
+
+    def of(self, values: Mapping[K, V]) -> list[EncodedRow]:
+        """Return the rows of all values, in their order."""
+        before, rows = self._rows, {}
+        for key, value in values.items():
+            row = before.get(key)
+            if row is None or row[0] != value:
+                row = value, encode_row(self._to_row(key, value))
+            rows[key] = row
+        self._rows = rows
+        return [row for _, row in rows.values()]
+
+
 def _lines(value: Any) -> str:
     if not isinstance(value, list) or not value:
         return json.dumps(value)
-    return "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]"
+    rows = [row if isinstance(row, EncodedRow) else json.dumps(row) for row in value]
+    return "[\n  " + ",\n  ".join(rows) + "\n ]"
 
 
 def _not_written(disk: Disk, name: str, error: OSError) -> StorageError:

@@ -8,8 +8,10 @@ response is ready.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
+from heapq import merge
+from itertools import islice
 from typing import Any, TypeVar
 
 from oncelog.broker.purgatory import Disconnect, PendingResponse
@@ -56,25 +58,54 @@ _ROUND_RECORDS = 1 << 20
 """More records than the cost of any round."""
 
 
+ELEMENT_RECORDS = 16
+"""Cost of one element in records of `RoundMeter`: a request that fills a step ends its round."""
+
+
 class StepBudget:
-    """The maximum cost of a step, and the cost of the current step so far, both in request elements."""
+    """The maximum cost of a step, and the cost of the current step so far, both in request elements.
 
-    __slots__ = ("_count", "_step_elements")
+    The elements also count in `round_meter`. A request whose work almost fills a step gets its response at
+    once, and may be small. Without this count, a round could have 64 of them. See
+    test_requests_that_almost_fill_a_step_end_their_round.
+    """
 
-    def __init__(self, step_elements: int) -> None:
+    __slots__ = ("_count", "_round_meter", "_step_elements")
+
+    def __init__(self, step_elements: int, round_meter: RoundMeter | None = None) -> None:
         self._count = 0
-        self._step_elements = step_elements
+        self._step_elements, self._round_meter = step_elements, round_meter
 
     def spend(self, cost: int = 1) -> bool:
         """Count `cost` elements, and return True if the budget is used up.
 
         After True, the caller must yield. The next call then begins a new budget.
         """
+        if self._round_meter is not None:
+            self._round_meter.records += ELEMENT_RECORDS * cost
         self._count += cost
         if self._count < self._step_elements:
             return False
         self._count = 0
         return True
+
+
+SORTED_PER_ELEMENT = 16
+"""Number of sorted names that cost as much as one element."""
+_RUN_NAMES = 4096
+
+
+def sorted_in_steps(names: Iterable[str], budget: StepBudget) -> Work[Iterator[str]]:
+    """Return an iterator over the sorted names. The iteration needs steps, too.
+
+    Sorting 300,000 names at once takes 0.2 s.
+    """
+    remaining, runs = iter(names), []
+    while run := sorted(islice(remaining, _RUN_NAMES)):
+        runs.append(run)
+        if budget.spend(1 + len(run) // SORTED_PER_ELEMENT):
+            yield None
+    return merge(*runs)
 
 
 MAX_LARGE = 8

@@ -24,6 +24,7 @@ class ExpiryRounds:
     def begin(self, keys: Iterable[str], look: Callable[[str], BackgroundTask | None]) -> None:
         """Begin a round: call `look`, which examines one key, for `step_entries` keys per step.
 
+        `keys` must be a copy, because it is iterated over in the steps.
         `look` handles the key if it has expired or timed out; the key may be gone already. If one key needs
         several steps, `look` returns a task for them. An error of `look` or of that task ends the round.
         While an earlier round is running, this does nothing.
@@ -31,13 +32,13 @@ class ExpiryRounds:
         if self._is_running or self._is_closed:
             return
         self._is_running = True
-        self._background.add(self._run(list(keys), look))
+        self._background.add(self._run(keys, look))
 
     def close(self) -> None:
         """Stop the current round, because a closing broker waits for the end of its background tasks."""
         self._is_closed = True
 
-    def _run(self, keys: list[str], look: Callable[[str], BackgroundTask | None]) -> BackgroundTask:
+    def _run(self, keys: Iterable[str], look: Callable[[str], BackgroundTask | None]) -> BackgroundTask:
         try:
             for count, key in enumerate(keys, 1):
                 if self._is_closed:

@@ -8,6 +8,7 @@ Source: behaviours T6 and T7 (docs/behaviours.md); kafka GroupCoordinatorService
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from itertools import chain
 from weakref import WeakKeyDictionary
 
 from oncelog.broker.coordinators.consumer_group_log import KEY_VERSIONS as CONSUMER_KEY_VERSIONS
@@ -40,7 +41,7 @@ from oncelog.errors import (
 )
 from oncelog.limits import Limits
 from oncelog.log.background import BackgroundQueue, BackgroundTask
-from oncelog.rules.groups.classic import ClassicGroup, GroupState
+from oncelog.rules.groups.classic import MAX_UNUSED_IDS_AT_ONCE, ClassicGroup, GroupState
 from oncelog.rules.groups.consumer import Heartbeat, HeartbeatResult
 from oncelog.rules.groups.deadlines import MAX_GROUPS_AT_ONCE, Deadlines
 from oncelog.settings import Settings
@@ -116,12 +117,16 @@ class GroupCoordinator:
         self.topic.check(group_id)
         return self._groups.get(group_id)
 
-    def group_ids(self) -> Iterable[str]:
-        """Return the ids of all groups, including groups that only have offsets."""
-        # Not a set, because groups expire in the order of the result. The order must be deterministic: a seed
-        # of the simulator must give the same bytes in every process. See
+    def group_ids(self) -> Iterator[str]:
+        """Return an iterator over the ids of all groups, including groups that only have offsets.
+
+        The ids are those at the time of the call. Each call takes some ms for 100,000 groups, and so the
+        iteration needs steps.
+        """
+        # The order must be deterministic, because groups expire in this order: a seed of the simulator must
+        # give the same bytes in every process. See
         # test_groups_expire_in_the_order_in_which_they_were_created.
-        return dict.fromkeys((*self.consumers.ids(), *self._groups, *self.offsets.groups()))
+        return _distinct(chain(list(self.consumers.ids()), list(self._groups), self.offsets.groups()))
 
     def has(self, group_id: str) -> bool:
         """Return True if the group exists or has committed or pending offsets. Raises NotCoordinator."""
@@ -258,14 +263,17 @@ class GroupCoordinator:
         return self._deadlines.next_ms
 
     def tick(self, now_ms: int) -> None:
-        """Handle the deadlines that have passed of at most MAX_GROUPS_AT_ONCE classic groups.
+        """Handle the deadlines that have passed of at most MAX_GROUPS_AT_ONCE classic groups, fewer if the
+        groups forget many unused member ids.
 
         The others stay due, so the server soon calls this again.
         """
-        for group_id in self._deadlines.take(now_ms, MAX_GROUPS_AT_ONCE):
-            group = self._groups.get(group_id)
+        ids_left = MAX_UNUSED_IDS_AT_ONCE
+        while ids_left > 0 and (due := self._deadlines.take(now_ms, 1)):
+            ids_left -= MAX_UNUSED_IDS_AT_ONCE // MAX_GROUPS_AT_ONCE
+            group = self._groups.get(due[0])
             if group is not None:
-                group.tick(now_ms)
+                ids_left -= group.tick(now_ms)
                 # The call does not raise an error: if the group cannot be stored, the waiting requests get
                 # the error.
                 self.publish_changes(group, now_ms)
@@ -572,3 +580,12 @@ class GroupCoordinator:
             if record.value is not None:
                 self._groups[group_id] = group = self._new(group_id, now_ms)
                 decode_group(group, record.value, now_ms)
+
+
+def _distinct(texts: Iterable[str]) -> Iterator[str]:
+    """Yield each text once."""
+    seen: set[str] = set()
+    for text in texts:
+        if text not in seen:
+            seen.add(text)
+            yield text

@@ -553,7 +553,7 @@ class TransactionCoordinator:
 
         # Even to look at all ids takes too long for one step: 0.05 s for 100,000. See
         # test_idle_transactional_ids_are_looked_at_a_few_in_a_step.
-        self._timing_out.begin(self._entries, look)
+        self._timing_out.begin(list(self._entries), look)
 
     def _fence_timed_out(self, entry: TransactionEntry, now_ms: int) -> TransactionEntry:
         fenced = fence(entry, server_version=self.version, new_producer_id=None, now_ms=now_ms)
@@ -610,7 +610,7 @@ class TransactionCoordinator:
                     del self._entries[key]
                     self._last_offsets.pop(key, None)
 
-        self._expiring.begin(self._entries, look)
+        self._expiring.begin(list(self._entries), look)
 
     def close(self) -> None:
         """Stop the current rounds of timeouts and of expiry."""

@@ -15,7 +15,7 @@ from oncelog.broker.coordinators.internal_topic import AppendHandle, respond_whe
 from oncelog.broker.handlers.transactional import code_for
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, name_cost, respond_in_steps
+from oncelog.broker.stepwise import Work, name_cost, respond_in_steps
 from oncelog.errors import (
     BrokerError,
     ClusterAuthorizationFailed,
@@ -83,7 +83,7 @@ class _PartitionAdder:
         self.knows_fenced = version >= FIRST_FENCED_VERSION
         self.is_by_client = version < FIRST_BATCHED_VERSION
         self.written: list[AppendHandle] = []
-        self.budget = StepBudget(state.limits.request_step_elements)
+        self.budget = state.step_budget()
 
     def results(
         self,

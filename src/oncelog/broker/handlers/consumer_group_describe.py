@@ -13,7 +13,7 @@ from oncelog.broker.coordinators.consumer_group_log import by_topic_id
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authorizer import allowed_bits
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, name_cost, respond_in_steps
+from oncelog.broker.stepwise import Work, name_cost, respond_in_steps
 from oncelog.errors import (
     GroupAuthorizationFailed,
     GroupIdNotFound,
@@ -40,7 +40,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[ConsumerGroupDescr
     message: ConsumerGroupDescribeRequest = request.message
     response, budget = (
         ConsumerGroupDescribeResponse(groups=[]),
-        StepBudget(state.limits.request_step_elements),
+        state.step_budget(),
     )
     for group_id in dict.fromkeys(message.group_ids):
         group = _describe_if_authorized(state, request, group_id)

@@ -9,8 +9,11 @@ Source: KIP-140; Kafka's AclControlManager.
 
 from __future__ import annotations
 
-from oncelog.broker.request import Request
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.security.authorizer import encode_acl
 from oncelog.broker.state import BrokerState
+from oncelog.broker.state_file import EncodedRow
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.errors import (
     BrokerError,
     InvalidRequest,
@@ -29,35 +32,45 @@ from oncelog.rules.security.authorization import (
 from oncelog.wire.messages import CreateAclsRequest, CreateAclsResponse
 
 KEY = 30
+ELEMENTS_PER_ACL = 2
+"""Cost of checking and encoding an ACL, in elements of a step."""
 
 _Result = CreateAclsResponse.AclCreationResult
 
 
-def handle(state: BrokerState, request: Request, now_ms: int) -> CreateAclsResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     state.round_meter.fill_round()
+    answer: Answer = respond_in_steps(state.slots, _create(state, request))
+    return answer
+
+
+def _create(state: BrokerState, request: Request) -> Work[CreateAclsResponse]:
     message: CreateAclsRequest = request.message
-    valid: list[Acl] = []
-    results = []
+    results, budget = [], state.step_budget()
+    rows: dict[Acl, EncodedRow] = {}
     try:
         if state.authorizer is None:
             raise SecurityDisabled("no authorizer is configured; set authorizer.class.name")
         request.authorize(ResourceType.CLUSTER)
         for creation in message.creations:
-            results.append(_add(creation, valid))
-        state.authorizer.add(valid)
+            results.append(_check(creation, rows))
+            if budget.spend(ELEMENTS_PER_ACL):
+                yield None
+        state.authorizer.add(rows, rows)
     except (BrokerError, StorageError) as error:
         refusal = error if isinstance(error, BrokerError) else KafkaStorageError(str(error))
         results = [_error_result(refusal) for _ in message.creations]
     return CreateAclsResponse(results=results)
 
 
-def _add(creation: CreateAclsRequest.AclCreation, valid: list[Acl]) -> _Result:
+def _check(creation: CreateAclsRequest.AclCreation, rows: dict[Acl, EncodedRow]) -> _Result:
+    """Add a valid ACL to `rows`, and return the result."""
     try:
         acl = _acl(creation)
         check_acl(acl)
     except BrokerError as error:
         return _error_result(error)
-    valid.append(acl)
+    rows[acl] = encode_acl(acl)
     return _Result()
 
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from oncelog.broker.handlers.create_topics import MAX_PARTITIONS, MAX_PARTITIONS_PER_REQUEST
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.broker.topics.topics import Topic
 from oncelog.errors import (
     BrokerError,
@@ -55,7 +55,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 def _answer(state: BrokerState, request: Request, now_ms: int) -> Work[CreatePartitionsResponse]:
     message: CreatePartitionsRequest = request.message
     named = Counter(topic.name for topic in message.topics)
-    results, budget = [], StepBudget(state.limits.request_step_elements)
+    results, budget = [], state.step_budget()
     plans: list[tuple[Topic, int, _Result]] = []
     left_count = MAX_PARTITIONS_PER_REQUEST
     for requested in {topic.name: topic for topic in message.topics}.values():

@@ -14,7 +14,7 @@ from __future__ import annotations
 from oncelog.broker.handlers.describe_acls import acl_filter
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.errors import BrokerError, KafkaStorageError, PolicyViolation, SecurityDisabled, StorageError
 from oncelog.rules.security.authorization import Acl, AclFilter, AclTable, ResourceType
 from oncelog.wire.messages import DeleteAclsRequest, DeleteAclsResponse
@@ -62,17 +62,17 @@ def _find(
 ) -> Work[list[list[Acl] | BrokerError]]:
     """Return for each filter the ACLs that match it, or the filter's own error.
 
-    Raises PolicyViolation if the filters match too many ACLs in total. `table` does not change between two
-    steps, because a request that changes ACLs replaces the authorizer's table with a new object.
+    Raises PolicyViolation if the filters match too many ACLs in total. Another request may change the table
+    between two steps.
     """
-    budget, remaining_count = StepBudget(state.limits.request_step_elements), len(table) + MAX_REPEATED
+    budget, remaining_count = state.step_budget(), len(table) + MAX_REPEATED
     result: list[list[Acl] | BrokerError] = []
     for pattern in filters:
         if isinstance(pattern, BrokerError):
             result.append(pattern)
             continue
         matching: list[Acl] = []
-        for acl in table.candidates(pattern):
+        for acl in list(table.candidates(pattern)):
             if pattern.matches(acl):
                 matching.append(acl)
             if budget.spend():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from oncelog.broker.coordinators.internal_topic import AppendHandle, respond_when_durable
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, name_cost, respond_in_steps
+from oncelog.broker.stepwise import Work, name_cost, respond_in_steps
 from oncelog.errors import BrokerError
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import DeleteGroupsRequest, DeleteGroupsResponse
@@ -26,7 +26,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 def _delete_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
     message: DeleteGroupsRequest = request.message
     written: list[AppendHandle] = []
-    response, budget = DeleteGroupsResponse(results=[]), StepBudget(state.limits.request_step_elements)
+    response, budget = DeleteGroupsResponse(results=[]), state.step_budget()
     for group_id in dict.fromkeys(message.groups_names):
         result = DeleteGroupsResponse.DeletableGroupResult(group_id=group_id)
         response.results.append(result)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.errors import (
     BrokerError,
     InvalidTopicException,
@@ -41,7 +41,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 
 def _delete_all(state: BrokerState, request: Request, now_ms: int) -> Work[DeleteRecordsResponse]:
     message: DeleteRecordsRequest = request.message
-    response, budget = DeleteRecordsResponse(topics=[]), StepBudget(state.limits.request_step_elements)
+    response, budget = DeleteRecordsResponse(topics=[]), state.step_budget()
     for topic in message.topics:
         results: list[_Result] = []
         response.topics.append(

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.broker.topics.topics import Topic
 from oncelog.errors import (
     BrokerError,
@@ -68,7 +68,7 @@ def _answer(state: BrokerState, request: Request, now_ms: int) -> Work[DeleteTop
         _key(entry): entry for entry in entries if entry.name is not None or entry.topic_id not in both_ways
     }
     planned: list[_Planned] = []
-    results, budget = [], StepBudget(state.limits.request_step_elements)
+    results, budget = [], state.step_budget()
     for key, entry in unique.items():
         results.append(_plan(state, request, entry, key in twice, both_ways, planned, now_ms))
         if budget.spend():

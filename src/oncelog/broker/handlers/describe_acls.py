@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from oncelog.broker.request import Request
+from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.errors import BrokerError, InvalidRequest, SecurityDisabled
 from oncelog.rules.security.authorization import (
+    Acl,
     AclFilter,
     Operation,
     PatternType,
@@ -23,7 +25,12 @@ from oncelog.wire.messages import DeleteAclsRequest, DescribeAclsRequest, Descri
 KEY = 29
 
 
-def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeAclsResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    answer: Answer = respond_in_steps(state.slots, _describe(state, request))
+    return answer
+
+
+def _describe(state: BrokerState, request: Request) -> Work[DescribeAclsResponse]:
     try:
         if state.authorizer is None:
             raise SecurityDisabled("no authorizer is configured; set authorizer.class.name")
@@ -31,26 +38,40 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeAclsRes
         pattern = acl_filter(request.message)
     except BrokerError as error:
         return DescribeAclsResponse(error_code=error.code, error_message=error.message)
-    matching = sorted(acl for acl in state.authorizer.acls if pattern.matches(acl))
+    response, budget = DescribeAclsResponse(resources=[]), state.step_budget()
+    matching: list[Acl] = []
+    for acl in list(state.authorizer.acls.candidates(pattern)):
+        if pattern.matches(acl):
+            matching.append(acl)
+        if budget.spend():
+            yield None
+    matching.sort()
     by_resource = groupby(matching, lambda acl: (acl.resource_type, acl.name, acl.pattern_type))
-    return DescribeAclsResponse(
-        resources=[
+    for (resource_type, name, pattern_type), acls in by_resource:
+        descriptions: list[DescribeAclsResponse.AclDescription] = []
+        response.resources.append(
             DescribeAclsResponse.DescribeAclsResource(
                 resource_type=resource_type,
                 resource_name=name,
                 pattern_type=pattern_type,
-                acls=[
-                    DescribeAclsResponse.AclDescription(
-                        principal=acl.principal,
-                        host=acl.host,
-                        operation=acl.operation,
-                        permission_type=acl.permission,
-                    )
-                    for acl in acls
-                ],
+                acls=descriptions,
             )
-            for (resource_type, name, pattern_type), acls in by_resource
-        ]
+        )
+        if budget.spend():
+            yield None
+        for acl in acls:
+            descriptions.append(_description(acl))
+            if budget.spend():
+                yield None
+    return response
+
+
+def _description(acl: Acl) -> DescribeAclsResponse.AclDescription:
+    return DescribeAclsResponse.AclDescription(
+        principal=acl.principal,
+        host=acl.host,
+        operation=acl.operation,
+        permission_type=acl.permission,
     )
 
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from oncelog.broker.request import Request
+from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.errors import BrokerError, InvalidRequest
 from oncelog.rules.limits.quotas import DEFAULT, QuotaEntity, QuotaFilter, Values
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import DescribeClientQuotasRequest, DescribeClientQuotasResponse
 
 KEY = 48
+ELEMENTS_PER_ENTITY = 2
+"""Cost of one entity, in elements of a step."""
 
 
 class Match(IntEnum):
@@ -26,16 +29,26 @@ class Match(IntEnum):
     ANY = 2
 
 
-def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeClientQuotasResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    answer: Answer = respond_in_steps(state.slots, _describe(state, request))
+    return answer
+
+
+def _describe(state: BrokerState, request: Request) -> Work[DescribeClientQuotasResponse]:
     try:
         request.authorize(ResourceType.CLUSTER)
         quota_filter = _filter(request.message)
     except BrokerError as error:
         return DescribeClientQuotasResponse(error_code=error.code, error_message=error.message, entries=None)
-    matching = state.quotas.find(quota_filter)
-    return DescribeClientQuotasResponse(
-        error_message="", entries=[_entry(*item) for item in matching.items()]
-    )
+    entries: list[DescribeClientQuotasResponse.EntryData] = []
+    budget = state.step_budget()
+    # A change of quotas replaces the mapping, so it does not change between the steps.
+    for entity, values in state.quotas.values.items():
+        if quota_filter.matches(entity):
+            entries.append(_entry(entity, values))
+        if budget.spend(ELEMENTS_PER_ENTITY):
+            yield None
+    return DescribeClientQuotasResponse(error_message="", entries=entries)
 
 
 def _filter(message: DescribeClientQuotasRequest) -> QuotaFilter:

@@ -34,7 +34,7 @@ from oncelog.broker.settings.config_text import (
 )
 from oncelog.broker.settings.dynamic_config import CLUSTER
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.broker.topics.topic_names import check_topic_name
 from oncelog.errors import BrokerError, InvalidRequest, UnknownTopicOrPartition
 from oncelog.rules.security.authorization import ResourceType as acl
@@ -57,7 +57,7 @@ def _answer(state: BrokerState, request: Request) -> Work[_Encoded]:
     # Each result is encoded as soon as it is made. A topic has thirty settings with synonyms: to encode those
     # of ten thousand topics at once would take a second. See
     # test_settings_of_many_topics_are_described_in_steps.
-    results, budget = _Results(state, request), StepBudget(state.limits.request_step_elements)
+    results, budget = _Results(state, request), state.step_budget()
     response = DescribeConfigsResponse(results=cast(Any, results))
     parts: list[Buffer] = []
     encoded: list[Buffer] = []

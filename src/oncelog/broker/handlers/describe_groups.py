@@ -9,7 +9,7 @@ from __future__ import annotations
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authorizer import allowed_bits
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, name_cost, respond_in_steps
+from oncelog.broker.stepwise import Work, name_cost, respond_in_steps
 from oncelog.errors import GroupAuthorizationFailed, GroupIdNotFound, NotCoordinator
 from oncelog.rules.groups.classic import ClassicGroup, GroupState
 from oncelog.rules.security.authorization import ResourceType
@@ -28,7 +28,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 
 def _describe_all(state: BrokerState, request: Request) -> Work[DescribeGroupsResponse]:
     message: DescribeGroupsRequest = request.message
-    response, budget = DescribeGroupsResponse(groups=[]), StepBudget(state.limits.request_step_elements)
+    response, budget = DescribeGroupsResponse(groups=[]), state.step_budget()
     for group_id in dict.fromkeys(message.groups):
         group = _describe_if_authorized(state, request, group_id)
         if message.include_authorized_operations and not group.error_code:

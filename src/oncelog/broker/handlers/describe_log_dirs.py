@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.errors import ClusterAuthorizationFailed
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import DescribeLogDirsRequest, DescribeLogDirsResponse
@@ -33,7 +33,7 @@ def _describe(state: BrokerState, request: Request) -> Work[DescribeLogDirsRespo
     message: DescribeLogDirsRequest = request.message
     if not request.is_authorized(ResourceType.CLUSTER):
         return DescribeLogDirsResponse(error_code=ClusterAuthorizationFailed.code, results=[])
-    topics, budget = [], StepBudget(state.limits.request_step_elements)
+    topics, budget = [], state.step_budget()
     for name, indexes in _requested(state, message.topics):
         topic, rows = state.topics.get(name), []
         partitions = [] if topic is None else topic.partitions

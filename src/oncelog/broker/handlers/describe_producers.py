@@ -33,7 +33,7 @@ def _describe_all(state: BrokerState, request: Request) -> Work[DescribeProducer
     requested: dict[str, dict[int, None]] = {}
     for topic in message.topics:
         requested.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
-    response, budget = DescribeProducersResponse(topics=[]), StepBudget(state.limits.request_step_elements)
+    response, budget = DescribeProducersResponse(topics=[]), state.step_budget()
     for name, indexes in requested.items():
         results: list[_Result] = []
         response.topics.append(DescribeProducersResponse.TopicResponse(name=name, partitions=results))

@@ -9,8 +9,11 @@ Source: KIP-595, KIP-853; Kafka's KafkaRaftClient.
 
 from __future__ import annotations
 
-from oncelog.broker.request import Request
+from collections.abc import Iterable
+
+from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.errors import ClusterAuthorizationFailed, UnknownTopicOrPartition
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import DescribeQuorumRequest, DescribeQuorumResponse
@@ -21,7 +24,12 @@ METADATA_LOG = "__cluster_metadata"
 _Partition = DescribeQuorumResponse.PartitionData
 
 
-def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeQuorumResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    answer: Answer = respond_in_steps(state.slots, _describe(state, request, now_ms))
+    return answer
+
+
+def _describe(state: BrokerState, request: Request, now_ms: int) -> Work[DescribeQuorumResponse]:
     message: DescribeQuorumRequest = request.message
     if not request.is_authorized(ResourceType.CLUSTER):
         return DescribeQuorumResponse(error_code=ClusterAuthorizationFailed.code, topics=[])
@@ -29,19 +37,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeQuorumR
         (topic.topic_name, [p.partition_index for p in topic.partitions]) for topic in message.topics
     ]
     if requested != [(METADATA_LOG, [0])]:
-        error = UnknownTopicOrPartition("only partition 0 of the metadata log can be described")
-        return DescribeQuorumResponse(
-            topics=[
-                DescribeQuorumResponse.TopicData(
-                    topic_name=name,
-                    partitions=[
-                        _Partition(partition_index=index, error_code=error.code, error_message=error.message)
-                        for index in indexes
-                    ],
-                )
-                for name, indexes in requested
-            ]
-        )
+        return (yield from _refuse(state, requested))
     this_node = DescribeQuorumResponse.ReplicaState(
         replica_id=state.node_id, last_fetch_timestamp=now_ms, last_caught_up_timestamp=now_ms
     )
@@ -50,6 +46,23 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeQuorumR
         topics=[DescribeQuorumResponse.TopicData(topic_name=METADATA_LOG, partitions=[described])],
         nodes=[_state(state, request)],
     )
+
+
+def _refuse(state: BrokerState, requested: Iterable[tuple[str, list[int]]]) -> Work[DescribeQuorumResponse]:
+    error = UnknownTopicOrPartition("only partition 0 of the metadata log can be described")
+    response, budget = DescribeQuorumResponse(topics=[]), state.step_budget()
+    for name, indexes in requested:
+        results: list[_Partition] = []
+        response.topics.append(DescribeQuorumResponse.TopicData(topic_name=name, partitions=results))
+        if budget.spend():
+            yield None
+        for index in indexes:
+            results.append(
+                _Partition(partition_index=index, error_code=error.code, error_message=error.message)
+            )
+            if budget.spend():
+                yield None
+    return response
 
 
 def _state(state: BrokerState, request: Request) -> DescribeQuorumResponse.Node:

@@ -10,7 +10,7 @@ from itertools import groupby
 
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, name_cost, respond_in_steps
+from oncelog.broker.stepwise import Work, name_cost, respond_in_steps
 from oncelog.errors import (
     InvalidRequest,
     NotCoordinator,
@@ -34,7 +34,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 def _answer_all(state: BrokerState, request: Request) -> Work[DescribeTransactionsResponse]:
     message: DescribeTransactionsRequest = request.message
     response = DescribeTransactionsResponse(transaction_states=[])
-    budget = StepBudget(state.limits.request_step_elements)
+    budget = state.step_budget()
     for transactional_id in dict.fromkeys(message.transactional_ids):
         transaction = _describe(state, request, transactional_id)
         response.transaction_states.append(transaction)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from oncelog.broker.request import Request
+from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.errors import BrokerError, DuplicateResource, ResourceNotFound
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import (
@@ -21,20 +22,30 @@ from oncelog.wire.messages import (
 )
 
 KEY = 50
+ELEMENTS_PER_USER = 2
+"""Cost of one user, in elements of a step."""
 
 _Result = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult
 
 
-def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeUserScramCredentialsResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    answer: Answer = respond_in_steps(state.slots, _describe_all(state, request))
+    return answer
+
+
+def _describe_all(state: BrokerState, request: Request) -> Work[DescribeUserScramCredentialsResponse]:
     message: DescribeUserScramCredentialsRequest = request.message
     try:
         request.authorize(ResourceType.CLUSTER)
     except BrokerError as error:
         return DescribeUserScramCredentialsResponse(error_code=error.code, error_message=error.message)
     names = [user.name for user in message.users] if message.users else state.users.names()
-    return DescribeUserScramCredentialsResponse(
-        results=[_describe(state, name, is_named_twice=count > 1) for name, count in Counter(names).items()]
-    )
+    response, budget = DescribeUserScramCredentialsResponse(results=[]), state.step_budget()
+    for name, count in Counter(names).items():
+        response.results.append(_describe(state, name, is_named_twice=count > 1))
+        if budget.spend(ELEMENTS_PER_USER):
+            yield None
+    return response
 
 
 def _describe(state: BrokerState, name: str, *, is_named_twice: bool) -> _Result:

@@ -9,8 +9,9 @@ Source: KIP-183, KIP-460; Kafka's ReplicationControlManager.
 
 from __future__ import annotations
 
-from oncelog.broker.request import Request
+from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.errors import (
     BrokerError,
     ClusterAuthorizationFailed,
@@ -27,7 +28,12 @@ PREFERRED, UNCLEAN = 0, 1
 _Topic = ElectLeadersResponse.ReplicaElectionResult
 
 
-def handle(state: BrokerState, request: Request, now_ms: int) -> ElectLeadersResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    answer: Answer = respond_in_steps(state.slots, _elect_all(state, request))
+    return answer
+
+
+def _elect_all(state: BrokerState, request: Request) -> Work[ElectLeadersResponse]:
     message: ElectLeadersRequest = request.message
     if not request.is_authorized(ResourceType.CLUSTER):
         return _error_response(message, ClusterAuthorizationFailed())
@@ -38,21 +44,23 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> ElectLeadersRes
                 f"election type {message.election_type} is unknown; use 0 (preferred) or 1 (unclean)"
             ),
         )
+    response, budget = ElectLeadersResponse(replica_election_results=[]), state.step_budget()
     if message.topic_partitions is None:
-        return ElectLeadersResponse(
-            replica_election_results=[_Topic(topic=topic.name) for topic in state.topics.all()]
-        )
-    return ElectLeadersResponse(
-        replica_election_results=[
-            _Topic(
-                topic=requested.topic,
-                partition_result=[
-                    _result(index, _elect(state, requested.topic, index)) for index in requested.partitions
-                ],
-            )
-            for requested in message.topic_partitions
-        ]
-    )
+        for name in [topic.name for topic in state.topics.all()]:
+            response.replica_election_results.append(_Topic(topic=name))
+            if budget.spend():
+                yield None
+        return response
+    for requested in message.topic_partitions:
+        results: list[ElectLeadersResponse.PartitionResult] = []
+        response.replica_election_results.append(_Topic(topic=requested.topic, partition_result=results))
+        if budget.spend():
+            yield None
+        for index in requested.partitions:
+            results.append(_result(index, _elect(state, requested.topic, index)))
+            if budget.spend():
+                yield None
+    return response
 
 
 def _elect(state: BrokerState, topic_name: str, index: int) -> BrokerError:

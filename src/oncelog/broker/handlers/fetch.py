@@ -35,7 +35,7 @@ from oncelog.broker.leader_epoch import check_leader_epoch
 from oncelog.broker.purgatory import DelayedFetch, PendingResponse
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, continue_in_steps, respond_in_steps
+from oncelog.broker.stepwise import Work, continue_in_steps, respond_in_steps
 from oncelog.broker.topics.topics import Topic
 from oncelog.errors import (
     BrokerError,
@@ -126,7 +126,7 @@ def _read_again(fetch: _Fetch, delayed: DelayedFetch) -> Work[Answer]:
 
 
 def _read_all(fetch: _Fetch) -> Work[list[tuple[SessionPartition, _Result]]]:
-    budget, held = StepBudget(fetch.state.limits.request_step_elements), fetch.state.response_memory
+    budget, held = fetch.state.step_budget(), fetch.state.response_memory
     results: list[tuple[SessionPartition, _Result]] = []
     unfinished_bytes = 0
     try:

@@ -12,7 +12,7 @@ from typing import Any
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authorizer import refusal_of
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.errors import InvalidRequest
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import FindCoordinatorRequest, FindCoordinatorResponse
@@ -32,7 +32,7 @@ def _find_all(state: BrokerState, request: Request) -> Work[FindCoordinatorRespo
     if request.header.api_version < 4:
         return FindCoordinatorResponse(**coordinator(message.key))
     response = FindCoordinatorResponse(coordinators=[])
-    budget = StepBudget(state.limits.request_step_elements)
+    budget = state.step_budget()
     for key in message.coordinator_keys:
         response.coordinators.append(FindCoordinatorResponse.Coordinator(key=key, **coordinator(key)))
         if budget.spend():

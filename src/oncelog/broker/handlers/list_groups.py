@@ -11,7 +11,7 @@ from __future__ import annotations
 from oncelog.broker.coordinators.groups import CONSUMER_PROTOCOL_TYPE
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, name_cost, respond_in_steps
+from oncelog.broker.stepwise import Work, name_cost, respond_in_steps, sorted_in_steps
 from oncelog.errors import NotCoordinator
 from oncelog.rules.groups.classic import GroupState
 from oncelog.rules.security.authorization import ResourceType
@@ -31,8 +31,9 @@ def _answer_all(state: BrokerState, request: Request) -> Work[ListGroupsResponse
     states = {name.lower() for name in message.states_filter}
     types = {name.lower() for name in message.types_filter}
     may_all = request.is_authorized(ResourceType.CLUSTER)
-    groups, budget = [], StepBudget(state.limits.request_step_elements)
-    for group_id in sorted(state.groups.group_ids()):
+    groups, budget = [], state.step_budget()
+    group_ids = yield from sorted_in_steps(state.groups.group_ids(), budget)
+    for group_id in group_ids:
         if budget.spend(name_cost(group_id)):
             yield None
         if not (may_all or request.is_authorized(ResourceType.GROUP, group_id)):

@@ -23,7 +23,7 @@ from collections import Counter
 from oncelog.broker.leader_epoch import check_leader_epoch
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.errors import BrokerError, InvalidRequest, TopicAuthorizationFailed, UnsupportedVersion
 from oncelog.log.partition import Partition
 from oncelog.log.reader import StepCost
@@ -53,7 +53,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[ListOffsetsRespons
     named = Counter((t.name, p.partition_index) for t in message.topics for p in t.partitions)
     repeated = {key for key, count in named.items() if count > 1}
     response, cost = ListOffsetsResponse(topics=[]), StepCost()
-    budget = StepBudget(state.limits.request_step_elements)
+    budget = state.step_budget()
     for topic in message.topics:
         results: list[_Result] = []
         response.topics.append(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from oncelog.broker.coordinators.patterns import Pattern, matching_texts
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.errors import InvalidRegularExpression
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.rules.transactions.entry import TransactionEntry, TransactionState
@@ -45,7 +45,7 @@ def _answer_all(
     # them. See test_filters_cost_no_work_for_each_id.
     states, producer_ids = frozenset(message.state_filters), frozenset(message.producer_id_filters)
     matching: list[_State] = []
-    budget = StepBudget(state.limits.request_step_elements)
+    budget = state.step_budget()
     for entry in list(state.transactions.all()):
         if budget.spend():
             yield None

@@ -20,7 +20,7 @@ from oncelog.broker.handlers.create_topics import MAX_PARTITIONS_PER_REQUEST
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authorizer import FULL_ACCESS, allowed_bits
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.broker.topics.topic_names import check_topic_name
 from oncelog.broker.topics.topics import NewTopic, Topic
 from oncelog.errors import (
@@ -104,7 +104,7 @@ def _response(
     requested: list[MetadataRequest.MetadataRequestTopic] | None,
     refused: Mapping[str, BrokerError],
 ) -> Work[MetadataResponse]:
-    topics, budget = [], StepBudget(state.limits.request_step_elements)
+    topics, budget = [], state.step_budget()
     if requested is None:
         for topic in list(state.topics.all()):
             if request.is_authorized(ResourceType.TOPIC, topic.name):

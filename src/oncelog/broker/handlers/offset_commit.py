@@ -14,7 +14,7 @@ from oncelog.broker.coordinators.internal_topic import respond_when_durable
 from oncelog.broker.coordinators.offsets import OffsetRecord
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.broker.topics.topics import Topic
 from oncelog.config import INT64_MAX
 from oncelog.errors import (
@@ -110,7 +110,7 @@ class CommitRows:
         is_commit = request.header.api_key == KEY
         self._has_ids = is_commit and request.header.api_version >= FIRST_ID_VERSION
         self._response_topics, self._new_row = response_topics, new_row
-        self._budget = StepBudget(state.limits.request_step_elements)
+        self._budget = state.step_budget()
         self._rows: dict[TopicPartition, list[Any]] = {}
         self._topics: dict[str, Topic | None] = {}
         self.offsets: dict[TopicPartition, CommittedOffset] = {}

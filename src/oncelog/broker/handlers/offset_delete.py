@@ -11,7 +11,7 @@ from __future__ import annotations
 from oncelog.broker.coordinators.internal_topic import respond_when_durable
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.errors import (
     BrokerError,
     GroupAuthorizationFailed,
@@ -54,7 +54,7 @@ def _delete_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answe
         return refusal(error)
     if state.groups.has_non_consumer_members(message.group_id):
         return refusal(NonEmptyGroup())
-    response, budget = OffsetDeleteResponse(topics=[]), StepBudget(state.limits.request_step_elements)
+    response, budget = OffsetDeleteResponse(topics=[]), state.step_budget()
     deletable: dict[TopicPartition, None] = {}
     with state.groups.topic.reserved(message.group_id):
         subscribed = yield from state.groups.subscribed_topics(message.group_id, budget)

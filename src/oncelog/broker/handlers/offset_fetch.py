@@ -54,7 +54,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[OffsetFetchRespons
             message.group_id,
             message.topics,
             require_stable,
-            StepBudget(state.limits.request_step_elements),
+            state.step_budget(),
             OffsetFetchResponse.OffsetFetchResponsePartition,
         ):
             if item is None:
@@ -77,7 +77,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[OffsetFetchRespons
         raise PeerError(
             f"OffsetFetch of {len(groups)} groups: the limit is {MAX_NAMES}; use several requests"
         )
-    response, budget = OffsetFetchResponse(groups=[]), StepBudget(state.limits.request_step_elements)
+    response, budget = OffsetFetchResponse(groups=[]), state.step_budget()
     for group in groups.values():
         response.groups.append((yield from _group(state, request, group, require_stable, budget)))
         if budget.spend():

@@ -14,7 +14,7 @@ from __future__ import annotations
 from oncelog.broker.leader_epoch import check_leader_epoch
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.errors import BrokerError
 from oncelog.rules.security.authorization import CLUSTER_NAME, Operation, ResourceType
 from oncelog.types import TopicPartition
@@ -33,7 +33,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 
 def _answer_all(state: BrokerState, request: Request) -> Work[OffsetForLeaderEpochResponse]:
     message: OffsetForLeaderEpochRequest = request.message
-    response, budget = OffsetForLeaderEpochResponse(topics=[]), StepBudget(state.limits.request_step_elements)
+    response, budget = OffsetForLeaderEpochResponse(topics=[]), state.step_budget()
     for topic in message.topics:
         results: list[_Result] = []
         response.topics.append(

@@ -41,7 +41,7 @@ def _write_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer
     may_alter = request.access.may(Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME)
     if not (may_alter or request.is_authorized(ResourceType.CLUSTER)):
         return _error_response(message)
-    answer, budget = WriteTxnMarkersResponse(markers=[]), StepBudget(state.limits.request_step_elements)
+    answer, budget = WriteTxnMarkersResponse(markers=[]), state.step_budget()
     for requested in message.markers:
         answer.markers.append((yield from _write(state, requested, now_ms, written, budget)))
         if budget.spend():

@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from sys import getsizeof
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
-from oncelog.broker.state_file import read_state, write_state
+from oncelog.broker.state_file import EncodedRow, encode_row, read_state, write_state
 from oncelog.errors import (
     BrokerError,
     ClusterAuthorizationFailed,
@@ -121,6 +121,9 @@ class Authorizer:
         # An unreadable file must stop the broker: without the file's ACLs, operations that they deny would be
         # allowed.
         self.acls = AclTable(read_state(disk, FILE_NAME, _parse) or ())
+        """The ACLs. They change in this object, so requests in steps must copy what they iterate over."""
+        self._rows = {acl: encode_acl(acl) for acl in self.acls}
+        """The rows of the file. With them, a change of one ACL need not encode all others."""
         self._accesses: WeakValueDictionary[tuple[str, str], AccessByAcls] = WeakValueDictionary()
 
     def access(self, principal: str, host: str) -> Access:
@@ -135,38 +138,52 @@ class Authorizer:
             access = self._accesses[principal, host] = AccessByAcls(self, principal, host)
         return access
 
-    def add(self, acls: Collection[Acl]) -> None:
-        """Add ACLs durably. After a StorageError none is added."""
-        if any(acl not in self.acls for acl in acls):
-            self._save([*self.acls, *acls])
+    def add(self, acls: Collection[Acl], rows: Mapping[Acl, EncodedRow] | None = None) -> None:
+        """Add ACLs durably. After a StorageError none is added.
+
+        `rows` are their encoded rows, if the caller has called `encode_acl` for all.
+        """
+        added = {acl: rows[acl] if rows else encode_acl(acl) for acl in acls if acl not in self.acls}
+        if added:
+            self._save(self._rows | added)
+            for acl in added:
+                self.acls.add(acl)
 
     def replace(self, acls: Collection[Acl]) -> None:
         """Replace all ACLs durably. After a StorageError nothing has changed."""
-        self._save(list(acls))
+        self._save({acl: encode_acl(acl) for acl in acls})
+        self.acls = AclTable(acls)
 
     def remove(self, acls: Collection[Acl]) -> None:
         """Remove ACLs durably. ACLs that do not exist are ignored. After a StorageError none is removed."""
-        left = [acl for acl in self.acls if acl not in acls]
-        if len(left) < len(self.acls):
+        removed = {acl for acl in acls if acl in self.acls}
+        if removed:
+            left = self._rows.copy()
+            for acl in removed:
+                del left[acl]
             self._save(left)
+            for acl in removed:
+                self.acls.remove(acl)
 
-    def _save(self, acls: list[Acl]) -> None:
-        table = AclTable(acls)
-        rows = [
-            {
-                "resource_type": acl.resource_type.name,
-                "name": acl.name,
-                "pattern_type": acl.pattern_type.name,
-                "principal": acl.principal,
-                "host": acl.host,
-                "operation": acl.operation.name,
-                "permission": acl.permission.name,
-            }
-            for acl in table
-        ]
-        write_state(self._disk, FILE_NAME, {"acls": rows})
-        self.acls = table
+    def _save(self, rows: dict[Acl, EncodedRow]) -> None:
+        write_state(self._disk, FILE_NAME, {"acls": list(rows.values())})
+        self._rows = rows
         self.version += 1
+
+
+def encode_acl(acl: Acl) -> EncodedRow:
+    """Return an ACL's row in the file."""
+    return encode_row(
+        {
+            "resource_type": acl.resource_type.name,
+            "name": acl.name,
+            "pattern_type": acl.pattern_type.name,
+            "principal": acl.principal,
+            "host": acl.host,
+            "operation": acl.operation.name,
+            "permission": acl.permission.name,
+        }
+    )
 
 
 _Key = tuple[Operation, ResourceType, str | None]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from oncelog.broker.state_file import read_state, write_state
+from oncelog.broker.state_file import EncodedRows, read_state, write_state
 from oncelog.errors import (
     BrokerError,
     ResourceNotFound,
@@ -52,6 +52,7 @@ class Users:
     def __init__(self, disk: Disk, new_secret: bytes = b"") -> None:
         self._disk = disk
         self._credentials: dict[_Key, Credential] = {}
+        self._rows = EncodedRows(_row)
         self.secret = new_secret
         content = read_state(disk, FILE_NAME, _parse, is_private=True)
         if content is None:
@@ -184,18 +185,7 @@ class Users:
         return False
 
     def _save(self, credentials: dict[tuple[str, Mechanism], Credential]) -> None:
-        rows = [
-            {
-                "user": name,
-                "mechanism": mechanism.label,
-                "salt": _to_text(held.salt),
-                "stored_key": _to_text(held.stored_key),
-                "server_key": _to_text(held.server_key),
-                "iterations": held.iterations,
-            }
-            for (name, mechanism), held in credentials.items()
-        ]
-        content: dict[str, object] = {"credentials": rows}
+        content: dict[str, object] = {"credentials": self._rows.of(credentials)}
         if self.secret:
             content["secret"] = _to_text(self.secret)
         write_state(self._disk, FILE_NAME, content, is_private=True)
@@ -207,6 +197,18 @@ def _check(salt: bytes, salted_password: bytes, iterations: int) -> None:
         raise UnacceptableCredential(f"{iterations} iterations: must be {MIN_ITERATIONS} to {MAX_ITERATIONS}")
     if not salt or not salted_password:
         raise UnacceptableCredential("salt and password must not be empty")
+
+
+def _row(key: _Key, held: Credential) -> dict[str, object]:
+    name, mechanism = key
+    return {
+        "user": name,
+        "mechanism": mechanism.label,
+        "salt": _to_text(held.salt),
+        "stored_key": _to_text(held.stored_key),
+        "server_key": _to_text(held.server_key),
+        "iterations": held.iterations,
+    }
 
 
 def _to_text(data: bytes) -> str:

@@ -21,7 +21,9 @@ from typing import Any, NamedTuple, TypeVar
 from oncelog.broker.coordinators.internal_topic_config import INTERNAL_TOPICS, with_internal_settings
 from oncelog.broker.request_limits import MAX_PARTITIONS
 from oncelog.broker.state_file import (
+    EncodedRow,
     NotDurable,
+    encode_row,
     not_durable,
     put_state,
     read_state,
@@ -106,6 +108,8 @@ class Topic:
 
     Other requests that add partitions to the topic wait until it is False.
     """
+    encoded_row: tuple[tuple[object, ...], EncodedRow] | None = None
+    """The row in oncelog-topics.json, and the values that it was encoded from."""
     is_being_removed: bool = False
     """True while the topic's directories are removed in steps.
 
@@ -795,19 +799,10 @@ class Topics:
 
     def _content(self, altered: Mapping[Topic, dict[str, str]]) -> dict[str, Any]:
         """Return the content of oncelog-topics.json. `altered` are new settings of topics."""
-        topics = []
-        for topic in self._entries.values():
-            is_deleting, count = listed(topic.state, topic.partition_count, topic.directory_count)
-            topics.append(
-                {
-                    "name": topic.name,
-                    "topic_id": topic.topic_id.hex(),
-                    "partitions": count,
-                    "settings": altered.get(topic, topic.overrides),
-                    "is_deleting": is_deleting,
-                    "leader_epoch": topic.leader_epoch,
-                }
-            )
+        topics = [
+            _row(topic, altered[topic]) if topic in altered else _encoded_row(topic)
+            for topic in self._entries.values()
+        ]
         content: dict[str, Any] = {"topics": topics}
         if self.offsets_to_delete:
             content["offsets_to_delete"] = [
@@ -815,6 +810,28 @@ class Topics:
                 for name, (topic_id, before) in self.offsets_to_delete.items()
             ]
         return content
+
+
+def _row(topic: Topic, overrides: Mapping[str, str]) -> dict[str, Any]:
+    """Return the row of a topic in oncelog-topics.json, with the settings `overrides`."""
+    is_deleting, count = listed(topic.state, topic.partition_count, topic.directory_count)
+    return {
+        "name": topic.name,
+        "topic_id": topic.topic_id.hex(),
+        "partitions": count,
+        "settings": overrides,
+        "is_deleting": is_deleting,
+        "leader_epoch": topic.leader_epoch,
+    }
+
+
+def _encoded_row(topic: Topic) -> EncodedRow:
+    """Return the encoded row of a topic. It is encoded again only if the topic has changed."""
+    is_deleting, count = listed(topic.state, topic.partition_count, topic.directory_count)
+    version = topic.topic_id, topic.overrides, is_deleting, count, topic.leader_epoch
+    if topic.encoded_row is None or topic.encoded_row[0] != version:
+        topic.encoded_row = version, encode_row(_row(topic, topic.overrides))
+    return topic.encoded_row[1]
 
 
 def _is_served(topic: Topic) -> bool:

@@ -40,6 +40,8 @@ PROTOCOL_BYTES = 64
 """The overhead in bytes that is counted for each protocol in addition to its name and metadata, so that even
 empty protocols count.
 """
+MAX_UNUSED_IDS_AT_ONCE = 1000
+"""Largest number of unused member ids that one call of `tick` forgets. It takes 2 ms."""
 _MIN_EXTENSION_MS = 1000
 """Minimum extension, in ms, of a rebalance that no member has joined."""
 
@@ -176,6 +178,10 @@ def select_protocol(members: Collection[Member], common: Container[str]) -> str:
     """
     votes = Counter(next(name for name, _ in member.protocols if name in common) for member in members)
     return votes.most_common(1)[0][0]
+
+
+def _pending_bytes(member_id: str) -> int:
+    return len(member_id) + PROTOCOL_BYTES
 
 
 class MemberList(Mapping[str, Member]):
@@ -346,6 +352,10 @@ class ClassicGroup:
         """Member ids that the group has given to clients and that have not been used in a join yet, with the
         deadline for that join.
         """
+        self._pending_order: OrderedDict[str, None] = OrderedDict()
+        """The keys of `_pending_member_ids` in the order in which they were given."""
+        self._pending_bytes = 0
+        """The memory of `_pending_member_ids`, as `metadata_bytes` counts it."""
         self._initial_delay_ms, self._max_size = initial_delay_ms, max_size
         self._max_metadata_bytes = max_metadata_bytes
         self._is_initial_rebalance = False
@@ -379,7 +389,7 @@ class ClassicGroup:
         elif request.group_instance_id in self.members.static_ids:
             self._replace_static(request, new_member_id, now_ms, callback)
         elif request.group_instance_id is None and request.requires_known_member_id:
-            self._pending_member_ids.set(new_member_id, now_ms + request.session_timeout_ms)
+            self._add_pending(new_member_id, now_ms + request.session_timeout_ms)
             callback(JoinResult(MemberIdRequired.code, new_member_id))
         else:
             self._add(request, new_member_id, now_ms, callback)
@@ -427,7 +437,7 @@ class ClassicGroup:
 
     def _join_with_id(self, request: JoinRequest, now_ms: int, callback: JoinCallback) -> None:
         if request.member_id in self._pending_member_ids:
-            self._pending_member_ids.remove(request.member_id)
+            self._remove_pending(request.member_id)
             self._add(request, request.member_id, now_ms, callback)
             return
         member = self.members[request.member_id]
@@ -440,6 +450,28 @@ class ClassicGroup:
             return
         self._update(member, request, now_ms, callback)
         self._rebalance(now_ms)
+
+    def _add_pending(self, member_id: str, deadline_ms: int) -> None:
+        """Note a member id that a client was given.
+
+        If the unused ids are too large together, forget those that were given first. A client with such an
+        id gets UNKNOWN_MEMBER_ID, and asks for another one. A member id contains the client id, which may
+        have 32,767 bytes, and is kept for up to group.max.session.timeout.ms. See
+        test_the_memory_of_unused_member_ids_is_limited.
+        """
+        self._pending_member_ids.set(member_id, deadline_ms)
+        self._pending_order[member_id] = None
+        self._pending_bytes += _pending_bytes(member_id)
+        while self._pending_bytes > self._max_metadata_bytes and len(self._pending_order) > 1:
+            self._remove_pending(next(iter(self._pending_order)))
+
+    def _remove_pending(self, member_id: str) -> None:
+        self._pending_member_ids.remove(member_id)
+        self._forget_pending(member_id)
+
+    def _forget_pending(self, member_id: str) -> None:
+        del self._pending_order[member_id]
+        self._pending_bytes -= _pending_bytes(member_id)
 
     def _add(self, request: JoinRequest, member_id: str, now_ms: int, callback: JoinCallback) -> None:
         member = Member(member_id, request.group_instance_id, "", "", 0, 0, ())
@@ -729,7 +761,7 @@ class ClassicGroup:
         if group_instance_id is not None and not member_id:
             member_id = self.members.static_ids.get(group_instance_id, "")
         if member_id in self._pending_member_ids:
-            self._pending_member_ids.remove(member_id)
+            self._remove_pending(member_id)
             return 0
         error = self._member_error(member_id, group_instance_id)
         if error is not None:
@@ -741,12 +773,21 @@ class ClassicGroup:
         member.fail_pending_requests(UnknownMemberId, "")
         self.members.remove(member)
 
-    def tick(self, now_ms: int) -> None:
-        """Handle the deadlines that have passed. Remove members whose session has expired or that have not
-        sent SyncGroup in time, and end a rebalance that waits for members.
+    def tick(self, now_ms: int) -> int:
+        """Handle the deadlines that have passed. Forget member ids that were not used in time. Remove members
+        whose session has expired or that have not sent SyncGroup in time, and end a rebalance that waits for
+        members.
+
+        Return the number of forgotten ids, at most MAX_UNUSED_IDS_AT_ONCE. Other such ids stay due. See
+        test_many_unused_member_ids_are_forgotten_a_few_at_once.
         """
-        # Forget member ids that were not used in time, because their clients may be dead.
-        self._pending_member_ids.take(now_ms)
+        forgotten = self._pending_member_ids.take(now_ms, MAX_UNUSED_IDS_AT_ONCE)
+        for member_id in forgotten:
+            self._forget_pending(member_id)
+        self._tick_members(now_ms)
+        return len(forgotten)
+
+    def _tick_members(self, now_ms: int) -> None:
         expired = [
             member
             for member in self.members.values()

@@ -168,7 +168,7 @@ class AclTable:
 
     def __init__(self, acls: Iterable[Acl] = ()) -> None:
         self._acls: dict[Acl, None] = {}
-        self._by_name: dict[tuple[ResourceType, PatternType, str], dict[str, list[Acl]]] = {}
+        self._by_name: dict[tuple[ResourceType, PatternType, str], dict[str, dict[Acl, None]]] = {}
         """(resource type, pattern type, name) -> principal -> ACLs."""
         self._prefix_lengths: dict[ResourceType, Counter[int]] = {}
         """Resource type -> for each length, the number of prefixes with this length. A look-up only tries
@@ -193,13 +193,13 @@ class AclTable:
             same_pattern = self._by_name.setdefault(_key(acl), {})
             if not same_pattern and acl.pattern_type is PatternType.PREFIXED:
                 self._prefix_lengths.setdefault(acl.resource_type, Counter())[len(acl.name)] += 1
-            same_pattern.setdefault(acl.principal, []).append(acl)
+            same_pattern.setdefault(acl.principal, {})[acl] = None
 
     def remove(self, acl: Acl) -> None:
         """Remove an ACL. Raises KeyError if it is not in the table."""
         del self._acls[acl]
         same_pattern = self._by_name[_key(acl)]
-        same_pattern[acl.principal].remove(acl)
+        del same_pattern[acl.principal][acl]
         if not same_pattern[acl.principal]:
             del same_pattern[acl.principal]
         if same_pattern:
@@ -253,7 +253,7 @@ class AclTable:
         return self._acls
 
 
-def _flat(by_principal: Mapping[str, list[Acl]]) -> Iterator[Acl]:
+def _flat(by_principal: Mapping[str, Iterable[Acl]]) -> Iterator[Acl]:
     return chain.from_iterable(by_principal.values())
 
 
