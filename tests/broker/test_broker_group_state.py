@@ -16,6 +16,7 @@ from oncelog import errors
 from oncelog.broker.coordinators.groups import SUBSCRIPTION_BYTES_PER_RECORD, GroupCoordinator
 from oncelog.broker.coordinators.internal_topic import InternalTopic
 from oncelog.broker.coordinators.offsets import Offsets
+from oncelog.broker.stepwise import ELEMENT_RECORDS
 from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.rules.groups.classic import ClassicGroup, GroupState, Member
 from oncelog.rules.groups.committed_offsets import CommittedOffset
@@ -665,7 +666,8 @@ def test_subscriptions_of_large_groups_are_decoded_in_steps(stepped: GroupNode) 
     for name in ("g", "h"):
         restore_group(stepped, name, 50, 1_000)
         groups.offsets.commit(name, {TopicPartition("t", 0): committed}, stepped.now_ms)
-    step_records = (64 + 1) * DEFAULT_LIMITS.request_step_elements // SUBSCRIPTION_BYTES_PER_RECORD
+    element_records = (64 + 1) // SUBSCRIPTION_BYTES_PER_RECORD + ELEMENT_RECORDS
+    step_records = DEFAULT_LIMITS.request_step_elements * element_records
     groups.expire(stepped.now_ms + 2 * MINUTE_MS)
     assert max(records_of_steps(stepped)) < 2 * step_records
     assert not groups.offsets.of("g") and not groups.offsets.of("h")
@@ -708,6 +710,25 @@ def test_storing_a_large_group_costs_more_of_the_round() -> None:
         assert answer.error_code == 0
         costs.append(node.node.round_meter.records - before)
     assert costs[0] < METERED_RECORDS < MAX_ROUND_REQUESTS * METERED_RECORDS < 4 * costs[1]
+
+
+def test_changes_of_a_group_with_many_members_cost_more_of_the_round() -> None:
+    """R1534: a heartbeat that changed a group of 5,000 members took 1 to 2 ms, and a round had 64 of them."""
+    node = GroupNode()
+    node.ask(create("t"), 5)
+    costs: list[int] = []
+
+    def cost_of(message: Any, version: int) -> None:
+        before = node.node.round_meter.records
+        assert node.ask(message, version)[0].error_code == 0
+        costs.append(node.node.round_meter.records - before)
+
+    for number in range(1_200):
+        cost_of(heartbeat("g", f"m{number}", subscribed_topic_names=["none"]), 1)
+    cost_of(heartbeat("g", "m5", -1), 1)
+    leaving = LeaveGroupRequest.MemberIdentity(member_id="m6")
+    cost_of(LeaveGroupRequest(group_id="g", members=[leaving]), 5)
+    assert costs[-1] >= 1_198 // 4 and costs[-2] >= 1_199 // 4 > METERED_RECORDS > costs[0]
 
 
 def test_heartbeats_that_compute_targets_cost_more_of_the_round() -> None:

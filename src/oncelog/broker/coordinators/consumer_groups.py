@@ -42,6 +42,11 @@ ASSIGNMENT_RECORDS, PATTERN_STEPS_PER_RECORD = 16, 256
 """Cost of each member and partition of a target that a heartbeat computes, and the steps of matching patterns
 that cost as much as one record, in records of `RoundMeter`. A target of 1,000 partitions takes 10 ms.
 """
+MEMBERS_PER_RECORD = 4
+"""Number of members whose group costs one record of `RoundMeter` for each change.
+
+A change copies the group, and looks for partitions that other members hold: 2 ms for 5,000 members.
+"""
 
 
 class ConsumerGroups:
@@ -116,6 +121,7 @@ class ConsumerGroups:
             # See test_heartbeats_that_compute_targets_cost_more_of_the_round.
             pattern_records = self.patterns.steps_used // PATTERN_STEPS_PER_RECORD
             self._round_meter.add(ASSIGNMENT_RECORDS * draft.computed_cost + pattern_records)
+            self._round_meter.add(len(draft.members) // MEMBERS_PER_RECORD)
         return result, self._replace(draft, now_ms, first)
 
     def leave(
@@ -130,6 +136,7 @@ class ConsumerGroups:
         if group is None:
             raise UnknownMemberId(f"there is no consumer group {group_id!r}")
         draft = group.draft()
+        self._round_meter.add(len(draft.members) // MEMBERS_PER_RECORD)
         return draft.remove_members(identities), self._replace(draft, now_ms)
 
     def _new(self, group_id: str) -> ConsumerGroup:
