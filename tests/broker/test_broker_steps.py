@@ -28,6 +28,7 @@ from oncelog.errors import (
     KafkaStorageError,
     NotCoordinator,
     PolicyViolation,
+    ResourceNotFound,
     TopicAlreadyExists,
     UnknownMemberId,
     UnknownTopicId,
@@ -48,7 +49,10 @@ from oncelog.wire.frames import RequestHeader
 from oncelog.wire.message import EncodedResponse
 from oncelog.wire.messages import (
     AddPartitionsToTxnRequest,
+    AlterClientQuotasRequest,
+    AlterUserScramCredentialsRequest,
     ConsumerGroupDescribeRequest,
+    CreateAclsRequest,
     CreateTopicsRequest,
     DeleteAclsRequest,
     DeleteGroupsRequest,
@@ -238,6 +242,48 @@ def test_lists_of_many_acls_quotas_and_topics_let_others_have_their_turn() -> No
     page = DescribeTopicPartitionsRequest(response_partition_limit=1)
     assert handle(node, page).next_cursor.topic_name == "name-1"
     assert node.round_meter.records > before + 100
+
+
+def test_changes_of_many_users_quotas_and_acls_let_others_have_their_turn() -> None:
+    """R1535: 5,000 users in one request took 0.16 s in one step, and 5,000 quotas 0.1 s."""
+    node = node_with_acls()
+    users, quotas, acls = AlterUserScramCredentialsRequest, AlterClientQuotasRequest, CreateAclsRequest
+    user = {"mechanism": 1, "salt": b"salt", "salted_password": bytes(32), "iterations": 4096}
+    op = [quotas.OpData(key="producer_byte_rate", value=1.0, remove=False)]
+    acl = {"resource_type": 2, "resource_pattern_type": 3, "host": "*", "operation": 3, "permission_type": 3}
+    for message in (
+        users(upsertions=[users.ScramCredentialUpsertion(name=name, **user) for name in NAMES]),
+        quotas(
+            entries=[
+                quotas.EntryData(entity=[quotas.EntityData(entity_type="user", entity_name=name)], ops=op)
+                for name in NAMES
+            ],
+        ),
+        acls(creations=[acls.AclCreation(resource_name=name, principal="User:a", **acl) for name in NAMES]),
+    ):
+        answer = handle(node, message)
+        assert isinstance(answer, PendingResponse), message.api.name
+        steps, response = finish(node, answer)
+        assert steps >= MANY // STEP_ELEMENTS
+        rows = response.entries if message.api.name == "AlterClientQuotas" else response.results
+        assert len(rows) == MANY and not any(row.error_code for row in rows), message.api.name
+    assert node.users.names() == sorted(NAMES)
+    assert [entity.user for entity in node.quotas.values] == NAMES
+    assert [acl.name for acl in node.authorizer.acls] == NAMES  # type: ignore[union-attr]
+
+
+def test_a_credential_that_is_deleted_between_two_steps_is_not_found() -> None:
+    node = driven(MemoryDisk())
+    users = AlterUserScramCredentialsRequest
+    for name in NAMES[:300]:
+        node.users.alter(name, [], [(1, b"salt", bytes(32), 4096)])
+    doomed = [users.ScramCredentialDeletion(name=name, mechanism=1) for name in NAMES[:300]]
+    first, second = (handle(node, users(deletions=doomed)) for _ in range(2))
+    steps, response = finish(node, first)
+    assert steps >= 1 and not any(row.error_code for row in response.results)
+    _, response = finish(node, second)
+    assert {row.error_code for row in response.results} == {ResourceNotFound.code}
+    assert node.users.names() == []
 
 
 def test_lists_of_many_groups_and_transactional_ids_let_others_have_their_turn() -> None:

@@ -8,6 +8,7 @@ server does not count the usage of requests. Source: KIP-13, KIP-124, KIP-599; K
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from oncelog.broker.request import Request
@@ -105,6 +106,12 @@ class QuotaManager:
         (error,) = self.alter_all([(entity, changes)], is_test=is_test)
         if error is not None:
             raise error
+
+    def prepare(self, entity: QuotaEntity, changes: Collection[tuple[str, float | None]]) -> None:
+        """Encode an entity's row as it will be after a change, so that `alter_all` need not."""
+        with suppress(BrokerError):
+            values = apply_changes(entity, self.values.get(entity, {}), changes)
+            self._rows.prepare({entity: values} if values else {})
 
     def alter_all(self, changes: Iterable[QuotaChange], *, is_test: bool) -> list[BrokerError | None]:
         """Change quotas of several entities with one write. Return the error of each entity, or None.

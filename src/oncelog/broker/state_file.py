@@ -129,6 +129,11 @@ class EncodedRows(Generic[K, V]):
         self._to_row = to_row
         self._rows: dict[K, tuple[V, EncodedRow]] = {}
 
+    def prepare(self, values: Mapping[K, V]) -> None:
+        """Encode rows that the next call of `of` is likely to need."""
+        for key, value in values.items():
+            self._rows[key] = value, encode_row(self._to_row(key, value))
+
     def of(self, values: Mapping[K, V]) -> list[EncodedRow]:
         """Return the rows of all values, in their order."""
         before, rows = self._rows, {}

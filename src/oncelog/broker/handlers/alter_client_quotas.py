@@ -11,23 +11,32 @@ from __future__ import annotations
 
 from collections import Counter
 
-from oncelog.broker.request import Request
+from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.errors import BrokerError, InvalidRequest, KafkaStorageError, StorageError
 from oncelog.rules.limits.quotas import normalize_entity, parse_entity
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import AlterClientQuotasRequest, AlterClientQuotasResponse
 
 KEY = 49
+ELEMENTS_PER_ENTITY = 4
+"""Cost of checking the changes of an entity, in elements of a step."""
 
 _Requested = AlterClientQuotasRequest.EntryData
 _Result = AlterClientQuotasResponse.EntryData
 _Name = tuple[tuple[str, str | None], ...]
 
 
-def handle(state: BrokerState, request: Request, now_ms: int) -> AlterClientQuotasResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     state.round_meter.fill_round()
+    answer: Answer = respond_in_steps(state.slots, _alter(state, request))
+    return answer
+
+
+def _alter(state: BrokerState, request: Request) -> Work[AlterClientQuotasResponse]:
     message: AlterClientQuotasRequest = request.message
+    budget = state.step_budget()
     named = Counter(map(_name, message.entries))
     entries = {_name(entry): entry for entry in message.entries}
     results, valid = [], []
@@ -42,9 +51,14 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> AlterClientQuot
             if named[name] > 1:
                 raise InvalidRequest("the entity occurs twice; a request may change it once")
             changes = [(op.key, None if op.remove else op.value) for op in entry.ops]
-            valid.append((result, (normalize_entity(parse_entity(name)), changes)))
+            entity = normalize_entity(parse_entity(name))
+            valid.append((result, (entity, changes)))
+            if not message.validate_only:
+                state.quotas.prepare(entity, changes)
         except BrokerError as error:
             result.error_code, result.error_message = error.code, error.message
+        if budget.spend(ELEMENTS_PER_ENTITY):
+            yield None
     try:
         changed = (change for _, change in valid)
         errors = state.quotas.alter_all(changed, is_test=message.validate_only)

@@ -13,22 +13,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from oncelog.broker.request import Request
-from oncelog.broker.security.users import UserChange
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.security.users import PreparedChange, UserChange
 from oncelog.broker.state import BrokerState
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.errors import BrokerError, DuplicateResource, KafkaStorageError, StorageError
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse
 
 KEY = 51
+ELEMENTS_PER_USER = 10
+"""Cost of making a credential, in elements of a step."""
 
 _Result = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
 
 
-def handle(state: BrokerState, request: Request, now_ms: int) -> AlterUserScramCredentialsResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     state.round_meter.fill_round()
+    answer: Answer = respond_in_steps(state.slots, _alter(state, request))
+    return answer
+
+
+def _alter(state: BrokerState, request: Request) -> Work[AlterUserScramCredentialsResponse]:
     message: AlterUserScramCredentialsRequest = request.message
-    changes: dict[str, UserChange] = {}
+    budget = state.step_budget()
+    changes: dict[str, PreparedChange] = {}
     errors: dict[str, BrokerError] = {}
     for change in _changes(message):
         name = change[0]
@@ -38,13 +47,13 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> AlterUserScramC
             request.authorize(ResourceType.CLUSTER)
             if changes.pop(name, None) is not None:
                 raise DuplicateResource(f"user {name!r} occurs twice; a request may change a user once")
-            state.users.check(*change)
+            changes[name] = state.users.prepare(*change)
         except BrokerError as error:
             errors[name] = error
-        else:
-            changes[name] = change
+        if budget.spend(ELEMENTS_PER_USER):
+            yield None
     try:
-        refusals = state.users.alter_all(changes.values())
+        refusals = state.users.apply(changes.values())
     except StorageError as error:
         refusals = [KafkaStorageError(str(error))] * len(changes)
     errors |= {name: refusal for name, refusal in zip(changes, refusals, strict=True) if refusal is not None}

@@ -9,9 +9,9 @@ from __future__ import annotations
 import base64
 import hmac
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from oncelog.broker.state_file import EncodedRows, read_state, write_state
 from oncelog.errors import (
@@ -36,6 +36,13 @@ FILE_NAME = "oncelog-users.json"
 UserChange = tuple[str, Iterable[int], Iterable[tuple[int, bytes, bytes, int]]]
 """(user, mechanisms to delete, credentials to set as (mechanism, salt, salted password, iterations))"""
 _Key = tuple[str, Mechanism]
+
+
+class PreparedChange(NamedTuple):
+    """The credentials that a checked change removes and adds."""
+
+    removed: set[_Key]
+    added: dict[_Key, Credential]
 
 
 SALT_BYTES = 24
@@ -113,48 +120,56 @@ class Users:
 
         Return an error or None for each user. After a StorageError nothing has changed.
         """
-        credentials, errors = dict(self._credentials), []
-        for name, deletions, upsertions in changes:
-            error = None
+        prepared: list[PreparedChange | BrokerError] = []
+        for change in changes:
             try:
-                removed, added = self._checked(credentials, name, deletions, upsertions)
+                prepared.append(self.prepare(*change))
             except BrokerError as refusal:
-                error = refusal
-            else:
-                for key in removed:
+                prepared.append(refusal)
+        return self.apply(prepared)
+
+    def apply(self, changes: Iterable[PreparedChange | BrokerError]) -> list[BrokerError | None]:
+        """Apply prepared changes with one write of the file.
+
+        Return an error or None for each: ResourceNotFound if another request has deleted a credential since
+        `prepare`. An error among the changes is returned as it is. After a StorageError nothing has changed.
+        """
+        credentials = dict(self._credentials)
+        errors: list[BrokerError | None] = []
+        for change in changes:
+            if isinstance(change, BrokerError):
+                errors.append(change)
+            elif change.removed <= credentials.keys():
+                for key in change.removed:
                     del credentials[key]
-                credentials.update(added)
-            errors.append(error)
+                credentials.update(change.added)
+                errors.append(None)
+            else:
+                errors.append(ResourceNotFound("another request has deleted the credential"))
         if credentials != self._credentials:
             self._save(credentials)
         return errors
 
-    def check(
+    def prepare(
         self, name: str, deletions: Iterable[int], upsertions: Iterable[tuple[int, bytes, bytes, int]]
-    ) -> None:
-        """Raise the error that `alter` would raise for this change, except StorageError.
-
-        Nothing is changed.
-        """
-        self._checked(self._credentials, name, deletions, upsertions)
-
-    def _checked(
-        self,
-        credentials: Mapping[_Key, Credential],
-        name: str,
-        deletions: Iterable[int],
-        upsertions: Iterable[tuple[int, bytes, bytes, int]],
-    ) -> tuple[set[_Key], dict[_Key, Credential]]:
-        """Return the credentials that a change removes and adds.
+    ) -> PreparedChange:
+        """Check a change of a user, and make its credentials and their rows, without changing anything.
 
         Raises the errors of `alter`, except StorageError.
         """
+        change = self._checked(name, deletions, upsertions)
+        self._rows.prepare(change.added)
+        return change
+
+    def _checked(
+        self, name: str, deletions: Iterable[int], upsertions: Iterable[tuple[int, bytes, bytes, int]]
+    ) -> PreparedChange:
         removed: set[_Key] = set()
         if not name:
             raise UnacceptableCredential("the user name is empty")
         for number in deletions:
             key = name, check_mechanism(number)
-            if key not in credentials or key in removed:
+            if key not in self._credentials or key in removed:
                 raise ResourceNotFound(f"user {name!r} has no {key[1].label} credential")
             removed.add(key)
         added: dict[_Key, Credential] = {}
@@ -162,7 +177,7 @@ class Users:
             mechanism = check_mechanism(number)
             _check(salt, salted_password, iterations)
             added[name, mechanism] = make_credential(mechanism, salt, salted_password, iterations)
-        return removed, added
+        return PreparedChange(removed, added)
 
     def take_over(self, credentials: dict[tuple[str, Mechanism], Credential]) -> None:
         """Replace all credentials durably by those from Kafka's metadata (`broker.topics.takeover`).
