@@ -16,7 +16,7 @@ from oncelog.aio import Admin as AsyncAdmin
 from oncelog.aio import Consumer as AsyncConsumer
 from oncelog.aio import Producer as AsyncProducer
 from oncelog.client.group.consumer_member import ConsumerMember
-from oncelog.errors import MisuseError, OncelogError
+from oncelog.errors import MisuseError, OncelogError, TimedOut
 
 
 async def until(is_so: Callable[[], object]) -> None:
@@ -199,6 +199,28 @@ def test_a_start_of_a_block_that_fails_leaves_no_connection() -> None:
                         pass
                 with pytest.raises(MisuseError, match="closed"):
                     await client.start()
+            await until(lambda: broker.idle)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("holds", ["nothing", "the turn"])
+def test_an_initialization_ends_at_its_time_limit(holds: str) -> None:
+    """R1536: the limit began again after the wait for another call, and did not apply to the connecting."""
+
+    async def work() -> None:
+        async with scripted_broker() as broker:
+            broker.handlers["ApiVersions"] = lambda header, message: None
+            settings = {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": "x"}
+            settings["socket.connection.setup.timeout.ms"] = settings["request.timeout.ms"] = 86_400_000
+            producer = AsyncProducer(settings)
+            calls = [producer.init_transactions(0.01)]
+            if holds == "the turn":
+                calls.append(producer.init_transactions(0.01))
+            async with asyncio.timeout(60):
+                results = await asyncio.gather(*calls, return_exceptions=True)
+            assert {type(result) for result in results} == {TimedOut}
+            await producer.close()
             await until(lambda: broker.idle)
 
     asyncio.run(work())

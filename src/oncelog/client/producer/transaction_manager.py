@@ -151,13 +151,27 @@ class TransactionManager:
 
     async def init(self, timeout_s: float | None = None) -> None:
         """Get a producer id and an epoch that fences every other instance of the transactional id."""
-        async with self._own_turn(self._deadline_ms(timeout_s)):
+        deadline_ms = self._deadline_ms(timeout_s)
+        async with self._own_turn(deadline_ms):
             self.session.check(Operation.INIT)
-            await self._cluster.start()
-            identity = await self._new_epoch(None, self._deadline_ms(timeout_s))
+            await self._connect(deadline_ms)
+            identity = await self._new_epoch(None, deadline_ms)
             with self._driver.lock:
                 self._core.set_identity(*identity)
                 self.session.enter(State.READY)
+
+    async def _connect(self, deadline_ms: float) -> None:
+        """Find the cluster. Raises TimedOut at the deadline, and the errors of ClusterConnection.start."""
+        connecting = asyncio.timeout(max(deadline_ms - self._driver.now_ms(), 0) / 1000)
+        try:
+            async with connecting:
+                await self._cluster.start()
+        except TimeoutError as error:
+            if not connecting.expired():
+                raise
+            raise TimedOut(
+                "no broker of bootstrap.servers has responded in time; call the same method again"
+            ) from error
 
     async def change_id(self, transactional_id: str, *, forgets_topics: bool) -> None:
         """Take another transactional id. Keep the connections and known coordinators, and no other state.
