@@ -73,8 +73,10 @@ from oncelog.wire.messages import (
     FindCoordinatorRequest,
     JoinGroupRequest,
     ListGroupsRequest,
+    ListGroupsResponse,
     ListOffsetsRequest,
     ListTransactionsRequest,
+    ListTransactionsResponse,
     MetadataRequest,
     OffsetCommitRequest,
     OffsetDeleteRequest,
@@ -297,15 +299,19 @@ def test_lists_of_many_groups_and_transactional_ids_let_others_have_their_turn()
     *others, being_deleted, deleted = sorted(NAMES)
     node.groups.offsets._drop(deleted, tp)
     with node.groups.topic.reserved(being_deleted):
-        steps, response = finish(node, answer)
-    assert steps >= MANY // STEP_ELEMENTS
+        steps, encoded = finish(node, answer)
+    assert steps >= 2 * (MANY // STEP_ELEMENTS)
+    response = ListGroupsResponse.decode(5, memoryview(encoded.encode(5)))
     assert [group.group_id for group in response.groups] == others
     for message in (ListTransactionsRequest(), ListTransactionsRequest(transactional_id_pattern="name.*")):
         answer = handle(node, message)
         assert isinstance(answer, PendingResponse)
-        steps, response = finish(node, answer)
-        assert steps >= MANY // STEP_ELEMENTS
+        steps, encoded = finish(node, answer)
+        assert steps >= 2 * (MANY // STEP_ELEMENTS)
+        encoded.throttle_time_ms = 7
+        response = ListTransactionsResponse.decode(2, memoryview(encoded.encode(2)))
         assert {state.transactional_id for state in response.transaction_states} == set(NAMES)
+        assert response.throttle_time_ms == 7
 
 
 class Compared(int):

@@ -18,10 +18,10 @@ Source: KIP-133, KIP-226, KIP-569; Kafka's ConfigHelper.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, cast
 
+from oncelog.broker.encoded_response import EncodedInSteps, encode_in_steps
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.settings.alter_configs import check_group_name
 from oncelog.broker.settings.config_text import (
@@ -38,12 +38,9 @@ from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.broker.topics.topic_names import check_topic_name
 from oncelog.errors import BrokerError, InvalidRequest, UnknownTopicOrPartition
 from oncelog.rules.security.authorization import ResourceType as acl
-from oncelog.wire.message import EncodedResponse
 from oncelog.wire.messages import DescribeConfigsRequest, DescribeConfigsResponse
-from oncelog.wire.primitives import Buffer
 
 KEY = 32
-_THROTTLE_TIME = struct.Struct(">i")
 
 _Requested = DescribeConfigsRequest.DescribeConfigsResource
 
@@ -53,36 +50,14 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     return answer
 
 
-def _answer(state: BrokerState, request: Request) -> Work[_Encoded]:
+def _answer(state: BrokerState, request: Request) -> Work[EncodedInSteps]:
     # Each result is encoded as soon as it is made. A topic has thirty settings with synonyms: to encode those
     # of ten thousand topics at once would take a second. See
     # test_settings_of_many_topics_are_described_in_steps.
     results, budget = _Results(state, request), state.step_budget()
     response = DescribeConfigsResponse(results=cast(Any, results))
-    parts: list[Buffer] = []
-    encoded: list[Buffer] = []
-    for _ in response.encode_in_steps(request.header.api_version, parts.append):
-        if budget.spend(results.last_cost):
-            encoded.append(b"".join(parts))
-            parts.clear()
-            yield None
-    encoded.append(b"".join(parts))
-    return _Encoded(encoded)
-
-
-class _Encoded(EncodedResponse):
-    """The response. `throttle_time_ms` is its first field at each version, and set after the encoding."""
-
-    __slots__ = ("throttle_time_ms",)
-    api = DescribeConfigsResponse.api
-
-    def __init__(self, parts: Sequence[Buffer]) -> None:
-        super().__init__([memoryview(parts[0])[_THROTTLE_TIME.size :], *parts[1:]])
-        self.throttle_time_ms = 0
-
-    def encode_into(self, version: int, append: Callable[[Any], None]) -> None:
-        append(_THROTTLE_TIME.pack(self.throttle_time_ms))
-        super().encode_into(version, append)
+    version = request.header.api_version
+    return (yield from encode_in_steps(response, version, lambda: results.last_cost, budget))
 
 
 class _Results:
