@@ -17,6 +17,7 @@ FIELDS = {
     "spark_sink": {"mb_per_s", "records_per_s", "cpu_s_per_gb"},
     "spark_lanes": {"trigger_s", "write_s"},
     "spark_audit": {"gb_per_s", "seconds", "of_reading", "cpu_s_per_gb"},
+    "pipelines": {"rows_per_s", "cpu_s_per_gb", "p50_ms", "p99_ms", "write_ms"},
 }
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 

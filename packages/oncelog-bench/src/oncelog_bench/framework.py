@@ -38,6 +38,7 @@ NAMES = (
     "spark_sink",
     "spark_lanes",
     "spark_audit",
+    "pipelines",
 )
 """All measurements, in the order of docs/benchmarks.md."""
 
