@@ -38,10 +38,11 @@ def append(target: DeltaTable, rows: pa.Table) -> None:
     checkpoint. If two drivers add rows of one partition at once, Delta refuses the second commit.
     """
     transactions = []
-    for part in rows.group_by(["topic", "partition"]).aggregate([("offset", "max")]).to_pylist():
+    offsets = [("offset", "min"), ("offset", "max")]
+    for part in rows.group_by(["topic", "partition"]).aggregate(offsets).to_pylist():
         name = f"{part['topic']}-{part['partition']}"
         last = target.transaction_version(name)
-        if last is not None:
+        if last is not None and part["offset_min"] <= last:  # a filter copies all rows
             is_part = (pc.field("topic") == part["topic"]) & (pc.field("partition") == part["partition"])
             rows = rows.filter(~(is_part & (pc.field("offset") <= last)))
         if last is None or last < part["offset_max"]:

@@ -45,11 +45,13 @@ def append(target: Table, rows: pa.Table) -> None:
         # If pyiceberg repeated a commit after another writer's commit, it would ignore that writer's offsets.
         raise ValueError(f"the table needs the property {NO_RETRY}")
     newest, added = {}, {}
-    for part in rows.group_by(["topic", "partition"]).aggregate([("offset", "max")]).to_pylist():
+    offsets = [("offset", "min"), ("offset", "max")]
+    for part in rows.group_by(["topic", "partition"]).aggregate(offsets).to_pylist():
         name = f"kafka.offset.{part['topic']}-{part['partition']}"
         last = int(target.properties.get(name, -1))
-        is_part = (pc.field("topic") == part["topic"]) & (pc.field("partition") == part["partition"])
-        rows = rows.filter(~(is_part & (pc.field("offset") <= last)))
+        if part["offset_min"] <= last:  # a filter copies all rows
+            is_part = (pc.field("topic") == part["topic"]) & (pc.field("partition") == part["partition"])
+            rows = rows.filter(~(is_part & (pc.field("offset") <= last)))
         if last < part["offset_max"]:
             newest[name] = str(part["offset_max"])
             added[f"{part['topic']}-{part['partition']}"] = [last + 1, part["offset_max"]]

@@ -52,10 +52,12 @@ def append(connection: dbapi.Connection, table: str, rows: pa.Table, batch_id: i
         cursor.execute(f"LOCK TABLE {table}_offsets IN SHARE ROW EXCLUSIVE MODE")
         cursor.execute(f'SELECT topic, "partition", last_offset FROM {table}_offsets')
         offsets = {(topic, partition): offset for topic, partition, offset in cursor.fetchall()}
-        for part in rows.group_by(["topic", "partition"]).aggregate([("offset", "max")]).to_pylist():
+        ranges = [("offset", "min"), ("offset", "max")]
+        for part in rows.group_by(["topic", "partition"]).aggregate(ranges).to_pylist():
             last = offsets.get((part["topic"], part["partition"]), -1)
-            is_part = (pc.field("topic") == part["topic"]) & (pc.field("partition") == part["partition"])
-            rows = rows.filter(~(is_part & (pc.field("offset") <= last)))
+            if part["offset_min"] <= last:  # a filter copies all rows
+                is_part = (pc.field("topic") == part["topic"]) & (pc.field("partition") == part["partition"])
+                rows = rows.filter(~(is_part & (pc.field("offset") <= last)))
             if last < part["offset_max"]:
                 added.append((part["topic"], part["partition"], part["offset_max"], batch_id))
         if rows.num_rows:

@@ -134,6 +134,17 @@ def test_rows_that_come_again_are_added_once(new_case: Callable[[Path], Case], t
 
 
 @EVERY_TABLE
+def test_new_rows_are_not_filtered(
+    new_case: Callable[[Path], Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = new_case(tmp_path)
+    case.example.append(case.open(), records(0, range(3)))
+    monkeypatch.setattr(case.example, "pc", None)  # without pyarrow.compute, no filter can be made
+    case.example.append(case.open(), pa.concat_tables([records(0, range(3, 5)), records(1, range(2))]))
+    assert case.offsets() == [*((0, n) for n in range(5)), (1, 0), (1, 1)]
+
+
+@EVERY_TABLE
 @pytest.mark.parametrize("has_rows", [False, True], ids=["empty", "filled"])
 def test_a_second_driver_with_the_same_rows_is_refused(
     new_case: Callable[[Path], Case], tmp_path: Path, has_rows: bool
@@ -177,6 +188,16 @@ def test_rows_that_come_again_are_added_to_a_database_once(postgresql: Postgresq
     case.append(records(1, range(6)), 1)
     assert case.offsets() == [*((0, n) for n in range(20)), *((1, n) for n in range(6)), (2, 5)]
     assert case.stored() == [("orders", 0, 19, 0), ("orders", 1, 5, 1), ("orders", 2, 5, 0)]
+
+
+def test_new_rows_are_not_filtered_for_a_database(
+    postgresql: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = PostgresqlCase(postgresql)
+    case.append(records(0, range(3)), 0)
+    monkeypatch.setattr(case.example, "pc", None)  # without pyarrow.compute, no filter can be made
+    case.append(pa.concat_tables([records(0, range(3, 5)), records(1, range(2))]), 1)
+    assert case.offsets() == [*((0, n) for n in range(5)), (1, 0), (1, 1)]
 
 
 def test_a_transaction_that_does_not_commit_adds_neither_rows_nor_offsets(

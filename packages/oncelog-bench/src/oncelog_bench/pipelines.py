@@ -67,7 +67,8 @@ class Environment(NamedTuple):
 class Plan:
     """The measurement's size.
 
-    The topic has `records` values of `record_bytes`, and a micro-batch has up to `max_offsets` of them.
+    The topic has `records` values of `record_bytes`, and a micro-batch has up to `max_offsets`. Choose
+    them so that the last micro-batch is neither full nor tiny, because each query adds a few records.
     `singles` more are sent one after another to each query, for the latency. `iceberg_python` is the
     interpreter of an environment with a version of Spark for which Iceberg's sink is built. An empty one
     means that of this process.
@@ -75,7 +76,7 @@ class Plan:
 
     pipelines: tuple[str, ...] = tuple(KINDS)
     broker: str = OURS
-    records: int = 300_000
+    records: int = 350_000
     record_bytes: int = 1_000
     max_offsets: int = 100_000
     singles: int = 40
