@@ -268,7 +268,7 @@ def _quantile(values: list[float], fraction: float) -> float:
 
 def section(result: Result) -> str:
     """Return, as Markdown, the section on pipelines and sinks by version of Spark."""
-    plan, versions = result["plan"], result["settings"]["versions"]
+    plan = result["plan"]
     p99 = "the slowest of a sample" if plan["singles"] < 100 else "of a sample"
     return f"""\
 ## Topics into tables
@@ -277,13 +277,7 @@ A streaming query of `{MASTER}` appends a topic of our broker to a new table: {p
 {plan["record_bytes"]:,} random hexadecimal digits in {plan["partitions"]} partitions, at most
 {plan["max_offsets"]:,} in a micro-batch.
 
-- `{TO_DELTA}` and `{TO_ICEBERG}` are [this project's pipelines](pipelines.md#a-topic-into-a-table), with our
-  source, deltalake {versions["deltalake"]} and pyiceberg {versions["pyiceberg"]}.
-- `{DELTA}` and `{ICEBERG}` are those of Delta {versions["delta"]} and Iceberg {versions["iceberg"]} for
-  Spark, with Spark's own Kafka source. `{MIXED}` has our source. Delta reads a table's log in 2 tasks, not 50
-  (`spark.databricks.delta.snapshotPartitions`).
-- `{PARQUET}` is Spark's file sink, with Spark's own Kafka source. It is the control in the session of each
-  version of Spark.
+{_legend(result)}
 
 Rows per second count from the start of the first micro-batch to the last one's commit in the table. The
 processor time is that of the driver, the JVM and Python workers. The latency of {plan["singles"]} single
@@ -296,6 +290,23 @@ on the two cores meanwhile, so only ratios count.
 
 **What this shows.** {_sentences(result)}
 """
+
+
+def _legend(result: Result) -> str:
+    """Return a list of what the measured pipelines are, with their versions."""
+    versions = result["settings"]["versions"]
+    ours = "[this project's pipeline](pipelines.md#a-topic-into-a-table)"
+    texts = {
+        TO_DELTA: f"{ours}, with deltalake {versions['deltalake']}",
+        TO_ICEBERG: f"{ours}, with pyiceberg {versions['pyiceberg']}",
+        DELTA: f"that of Delta {versions['delta']} for Spark, after Spark's own Kafka source. It reads a\n"
+        "  table's log in 2 tasks instead of 50 (`spark.databricks.delta.snapshotPartitions`)",
+        MIXED: "the same sink after this project's source",
+        ICEBERG: f"that of Iceberg {versions['iceberg']} for Spark, after Spark's own Kafka source",
+        PARQUET: "Spark's file sink, after Spark's own Kafka source: the control for each version of Spark",
+    }
+    measured = {row["pipeline"] for row in result["samples"]}
+    return "\n".join(f"- `{name}`: {text}." for name, text in texts.items() if name in measured)
 
 
 def _sentences(result: Result) -> str:
