@@ -13,7 +13,7 @@ from oncelog.broker.coordinators import groups, transactions
 from oncelog.broker.coordinators.offsets import Offsets
 from oncelog.broker.coordinators.transactions import TransactionCoordinator
 from oncelog.broker.handlers import list_groups, list_transactions, offset_commit, offset_fetch
-from oncelog.broker.stepwise import ResponseSlots
+from oncelog.broker.stepwise import ResponseSlots, run_work
 from oncelog.client import arguments
 from oncelog.client.connection import cluster
 from oncelog.client.connection.broker_protocol import BrokerProtocol
@@ -37,14 +37,8 @@ from oncelog.server.connection import Connection
 from oncelog_simulator.mutants.mutant import ClientMutant, Mutant, false, nothing, true
 
 
-class _NoPace:
-    """A step budget that never ends a step."""
-
-    def __init__(self, step_elements: int) -> None:
-        """Ignore `step_elements`, the number of elements after which a step should end."""
-
-    def next(self, cost: int = 1) -> bool:
-        return False
+def _respond_in_one_step(slots: Any, work: Any, **options: Any) -> Any:
+    return run_work(work)
 
 
 class _NeverRaised(Exception):
@@ -295,7 +289,10 @@ MUTANTS: list[Mutant | ClientMutant] = [
     ),
     Mutant(
         "groups and transactions are listed in one step",
-        ((list_groups, "StepBudget", _NoPace), (list_transactions, "StepBudget", _NoPace)),
+        (
+            (list_groups, "respond_in_steps", _respond_in_one_step),
+            (list_transactions, "respond_in_steps", _respond_in_one_step),
+        ),
         "deletions",
         findings=("R284",),
         guards=(f"{_STEPS}::test_lists_of_many_groups_and_transactional_ids_let_others_have_their_turn",),
