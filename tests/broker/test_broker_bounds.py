@@ -334,6 +334,7 @@ def test_a_look_up_by_time_continues_if_its_segment_is_deleted_during_a_job() ->
     search = partition.search_timestamp(NOW_MS + 1, StepCost())
     job = next(search)
     assert job is not None
+    partition.flush()  # only synced segments are deleted at once
     partition.delete_records(newest, NOW_MS)
     job()
     assert _found(search) == newest
