@@ -326,6 +326,7 @@ def test_a_look_up_by_time_continues_if_its_segment_is_deleted_during_a_job() ->
     partition = open_partition(log_config=config(segment_bytes=1_000, limits=limits))
     rows = [NewRecord(NOW_MS + 1, b"k", b"v"), NewRecord(NOW_MS, b"k", b"v")]
     put(partition, memoryview(build_batch(rows, compression=Compression.GZIP)))
+    partition.flush()
     partition.delete_records(1, NOW_MS)  # the batch's largest timestamp is now that of a deleted record
     while partition.segment_count < 3:
         put(partition, log_batch())
