@@ -324,7 +324,8 @@ def _first_record_at(batch: ScannedBatch, timestamp_ms: int, start_offset: int) 
 def search_max_timestamp(segments: SegmentList, start_offset: int, cost: StepCost) -> Search:
     """Find the first record with the largest timestamp. The result is None if the log has no timestamps."""
     while True:
-        newest = max(segments, key=lambda segment: segment.max_timestamp_ms)
+        # Deleted segments that wait for a flush do not count.
+        newest = max(segments.from_offset(start_offset), key=lambda segment: segment.max_timestamp_ms)
         if newest.max_timestamp_ms < 0:
             return None
         record = yield from search_timestamp(segments, newest.max_timestamp_ms, start_offset, cost)
