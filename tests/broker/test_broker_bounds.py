@@ -359,6 +359,18 @@ def test_a_look_up_of_the_largest_time_continues_if_its_segment_is_deleted_durin
     assert _found(search) == newest
 
 
+def test_a_look_up_of_the_largest_time_ignores_deleted_segments() -> None:
+    """Deleted segments stay until a snapshot covers them and the log is synced up to it."""
+    partition = open_partition(log_config=config(segment_bytes=1_000))
+    put(partition, log_batch(timestamp_ms=NOW_MS + 1_000))
+    while partition.segment_count < 3:
+        put(partition, log_batch())
+    newest = partition.log_end_offset - 1
+    partition.delete_records(newest, NOW_MS)
+    assert partition.segment_count == 3
+    assert _found(partition.search_timestamp(None, StepCost())) == newest
+
+
 def test_other_clients_are_served_while_a_look_up_by_time_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The look-up runs in steps, and another client's request is answered before the last step."""
     limits = Limits(search_step_cost=2)

@@ -522,11 +522,18 @@ class Partition:
         KafkaStorageError if the partition is closed during the search or cannot be read, and CorruptMessage
         for damage.
         """
-        search = self._reader.search(timestamp_ms, self.log.start_offset, cost)
+        start_offset = self.log.start_offset
+        search = self._reader.search(timestamp_ms, start_offset, cost)
         while True:
             try:
                 call = next(search)
             except StopIteration as done:
+                if done.value is None and timestamp_ms is None and start_offset < self.log.start_offset:
+                    # The record was deleted between two steps. Another one has the largest timestamp now. See
+                    # test_a_look_up_of_the_largest_time_continues_if_its_segment_is_deleted_during_a_job.
+                    start_offset = self.log.start_offset
+                    search = self._reader.search(None, start_offset, cost)
+                    continue
                 return cast(FoundTime | None, done.value)
             except OSError as error:
                 raise KafkaStorageError(f"{self.topic_partition}: reading failed: {error}") from error
