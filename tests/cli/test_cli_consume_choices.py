@@ -17,7 +17,7 @@ import pytest
 from support.cli import Outcome, oncelog
 from support.topics import new_topic, producer_of
 
-from oncelog import Admin, NewTopic, TopicPartition
+from oncelog import Admin, Consumer, NewTopic, TopicPartition
 from oncelog.cli import consume
 from oncelog.cli.parquet_file import ParquetFile
 from oncelog.types import Record, TimestampType
@@ -245,6 +245,33 @@ def test_a_group_does_not_commit_what_was_polled_and_not_written(
     assert (got.code, written, committed) == (0, 5, 5), got.err
 
 
+def test_a_filter_with_max_messages_reads_many_records_a_poll(
+    read: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poll, sizes = Consumer.poll, list[int | None]()
+
+    def counted(consumer: Consumer, *arguments: Any, max_records: int | None = None) -> Any:
+        sizes.append(max_records)
+        return poll(consumer, *arguments, max_records=max_records)
+
+    monkeypatch.setattr(Consumer, "poll", counted)
+    got = read("-p", "0", "--from-beginning", "-e", "--key", "k3", "-n", "1", *PLACES)
+    assert (got.code, got.out, set(sizes)) == (0, "0:3\n", {None})
+    assert got.err == "1 of 4 records\n", "records after the last one that is printed are not examined"
+
+
+def test_a_group_with_a_filter_and_max_messages_continues_after_the_last_match(
+    read: Callable[..., Outcome], ours: str
+) -> None:
+    group = f"first-match-{next(_numbers)}"
+    for number in (1, 4):
+        got = read("--group", group, "--from-beginning", "--key", f"k{number}", "-n", "1", "-f", r"%k\n")
+        assert (got.code, got.out) == (0, f"k{number}\n"), got.err
+        with Admin({"bootstrap.servers": ours}) as admin:
+            committed = sorted(offset.offset for offset in admin.group_offsets(group).values())
+        assert number + 1 in committed, committed
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -256,6 +283,7 @@ def test_a_group_does_not_commit_what_was_polled_and_not_written(
         (["--tail", "1", "--since", "1h"], "--tail and --since exclude each other"),
         (["--group", "g", "--until", "1h"], "--group assigns partitions"),
         (["--group", "g", "--tail", "1"], "--group assigns partitions"),
+        (["--group", "g", "-e"], "--max-messages and --timeout-ms stop a member"),
         (["--json-field", "a"], "expected FIELD=VALUE"),
         (["--header", "=x"], "expected NAME=VALUE"),
         (["--regex", "(?=x)"], "is not a regular expression of RE2"),

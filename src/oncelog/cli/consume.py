@@ -70,12 +70,14 @@ class _Options:
 class _Counts:
     """The number of records read, and the number of those that matched the filter.
 
-    `pending` has the records of the last poll until they are printed or written to the file.
+    `pending` has the records of the last poll until they are printed or written to the file. `surplus` has
+    the polled records after the last one that --max-messages allows.
     """
 
     read: int = 0
     matched: int = 0
     pending: Sequence[Any] = ()
+    surplus: Sequence[Any] = ()
 
 
 class _Selection(NamedTuple):
@@ -84,11 +86,23 @@ class _Selection(NamedTuple):
     record_filter: RecordFilter
     decode: RecordDecoder | None
 
-    def of(self, rows: list[Any]) -> list[Any]:
-        """Return the converted records that match the filter. Raises DeserializationError."""
-        if self.decode is not None:
-            rows = [self.decode(row) for row in rows]
-        return [row for row in rows if self.record_filter.matches(row)] if self.record_filter else rows
+    def of(self, rows: list[Any], limit: int | None) -> tuple[list[Any], int]:
+        """Return at most `limit` converted records that match the filter, and the number of rows examined.
+
+        Raises DeserializationError.
+        """
+        decode, record_filter = self.decode, self.record_filter
+        if not record_filter:
+            rows = rows if limit is None else rows[:limit]
+            return rows if decode is None else [decode(row) for row in rows], len(rows)
+        matching: list[Any] = []
+        for count, row in enumerate(rows):
+            if len(matching) == limit:
+                return matching, count
+            record = row if decode is None else decode(row)
+            if record_filter.matches(record):
+                matching.append(record)
+        return matching, len(rows)
 
 
 @click.command("consume")
@@ -191,7 +205,7 @@ def command(
                 _print(polls, options.output or "value", parts, counts)
         finally:
             if options.group is not None:
-                _give_back(consumer, counts.pending)
+                _give_back(consumer, [*counts.pending, *counts.surplus])
         if options.group is not None and options.parquet is not None:
             consumer.commit()
     of_read = f" of {counts.read}" if record_filter else ""
@@ -220,7 +234,7 @@ def _check(options: _Options, topics: Sequence[str]) -> None:
     ):
         raise click.UsageError(
             "--group assigns partitions and offsets: leave out --partition, --offset, --tail, --since, "
-            "--until and --until-end"
+            "--until and --until-end (--max-messages and --timeout-ms stop a member of a group)"
         )
     outputs = {"--output": options.output, "--format": options.record_format, "--to-parquet": options.parquet}
     given = [name for name, value in outputs.items() if value is not None]
@@ -358,14 +372,18 @@ def _records(
         if timeout_ms is not None:
             wait = min(wait, timeout_ms / 1000 - quiet_seconds)
         room = None if max_messages is None else max_messages - counts.matched
+        # With a filter, `room` says nothing about the records to read: to find one record in a million, polls
+        # of one record would take minutes. Guard: test_a_filter_with_max_messages_reads_many_records_a_poll.
+        at_most = None if selection.record_filter else room
         # Keep this in one statement, so that no signal handler runs between the poll and the assignment.
-        counts.pending = rows = consumer.poll(wait, max_records=room)
+        counts.pending = rows = consumer.poll(wait, max_records=at_most)
         rows = [row for row in rows if not ends or row.offset < ends[row.topic, row.partition]]
         quiet_seconds = 0.0 if rows else quiet_seconds + wait
         if timeout_ms is not None and quiet_seconds >= timeout_ms / 1000:
             return
-        matching = selection.of(rows)
-        counts.read += len(rows)
+        matching, examined = selection.of(rows, room)
+        counts.surplus = rows[examined:]
+        counts.read += examined
         counts.matched += len(matching)
         yield matching
 
