@@ -124,6 +124,9 @@ def test_a_mechanism_that_is_not_offered_is_refused(
 
 def test_requests_before_authentication_are_refused(plain: Broker) -> None:
     address = plain.bootstrap_servers
+    with RawClient(address) as client:  # version 0 is advertised, but bare SASL tokens are not read
+        client.socket.sendall(b"\0\0\0\x11\0\x11\0\0\0\0\0\1\xff\xff\0\5PLAIN")
+        assert client.is_closed()
     with RawClient(address) as client:
         assert client.ask(ApiVersionsRequest(), 0).error_code == 0
         client.send(MetadataRequest(topics=[]), 9)
@@ -138,6 +141,24 @@ def test_requests_before_authentication_are_refused(plain: Broker) -> None:
     with RawClient(address) as client:  # a longer request than an unauthenticated client may send
         client.socket.sendall((524_289).to_bytes(4, "big"))
         assert client.is_closed()
+
+
+@pytest.mark.parametrize(("suffix", "error"), [("", 0), ("x", 58)])
+@pytest.mark.parametrize("mechanism", MECHANISMS[1:])
+def test_a_nonce_is_accepted_as_old_librdkafka_sends_it(
+    plain: Broker, mechanism: str, suffix: str, error: int
+) -> None:
+    """Before 2.6.1, librdkafka sent its own nonce twice, and Apache Kafka accepts that."""
+    scram = scramp.ScramClient([mechanism], "alice", PASSWORD)
+    with RawClient(plain.bootstrap_servers) as client:
+        client.ask(SaslHandshakeRequest(mechanism=mechanism), 1)
+        first = client.ask(SaslAuthenticateRequest(auth_bytes=str(scram.get_client_first()).encode()), 2)
+        scram.set_server_first(first.auth_bytes.decode())
+        scram.nonce = scramp.core.Nonce(f"{scram.c_nonce}{scram.nonce}{suffix}")
+        final = client.ask(SaslAuthenticateRequest(auth_bytes=str(scram.get_client_final()).encode()), 2)
+        assert final.error_code == error
+        if not error:
+            scram.set_server_final(final.auth_bytes.decode())
 
 
 @pytest.mark.parametrize(

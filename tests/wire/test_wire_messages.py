@@ -28,6 +28,7 @@ from oncelog.wire.messages import (
     MetadataRequest,
     MetadataResponse,
     ProduceRequest,
+    SaslHandshakeRequest,
 )
 from oncelog.wire.primitives import encode_uvarint
 from oncelog.wire.stubs import DATA_STUB_FILE, STUB_FILE, render, render_data
@@ -113,15 +114,18 @@ def test_every_api_of_this_broker_has_messages() -> None:
     assert API_BY_NAME["Produce"].request is ProduceRequest
 
 
-def test_every_api_but_produce_offers_exactly_what_it_serves() -> None:
+def test_every_api_but_two_offers_exactly_what_it_serves() -> None:
     """Produce is advertised from version 0 on. Otherwise, librdkafka before 2.11.1 would not compress.
 
-    Our codec handles it from version 3 on.
+    Our codec handles it from version 3 on. SaslHandshake is advertised from version 0 on, because librdkafka
+    2.0.2 would not authenticate otherwise: it looks for version 0, and uses version 1.
     """
     api = ProduceRequest.api
     assert (api.min_version, api.max_version) == (0, 13)
     assert (api.first_version, api.last_version) == (3, 13)
-    others = [a for a in APIS if a is not api]
+    handshake = SaslHandshakeRequest.api
+    assert (handshake.min_version, handshake.first_version, handshake.max_version) == (0, 1, 1)
+    others = [a for a in APIS if a not in (api, handshake)]
     assert all((a.min_version, a.max_version) == (a.first_version, a.last_version) for a in others)
 
 

@@ -1,7 +1,8 @@
 """SaslHandshake (key 17), version 1: select a SASL mechanism.
 
-The response lists the enabled mechanisms. Version 0 is not supported, because the SASL messages after it have
-no request header.
+The response lists the enabled mechanisms. Version 0 is advertised, because librdkafka 2.0.2 takes its absence
+for a broker without SASL. It is not served, because the SASL messages after it have no request header: a
+request of version 0 closes the connection.
 
 Errors: UNSUPPORTED_SASL_MECHANISM for a mechanism that is not enabled; ILLEGAL_SASL_STATE on a listener
 without SASL, and for an authenticated client that may not re-authenticate now (`rules.security.auth_state`).

@@ -117,6 +117,7 @@ class ScramExchange:
                 self._is_begun = True
                 self._server.set_client_first(text)
                 return str(self._server.get_server_first()).encode()
+            self._accept_doubled_nonce(text)
             self._server.set_client_final(text)
             final = str(self._server.get_server_final()).encode()
         except ScramException:
@@ -124,6 +125,16 @@ class ScramExchange:
             raise SaslAuthenticationFailed("wrong user or password") from None
         self.user = self._user
         return final
+
+    def _accept_doubled_nonce(self, client_final: str) -> None:
+        """Accept a final message that has the client's nonce twice, as librdkafka before 2.6.1 sends it.
+
+        Apache Kafka accepts every nonce that ends with the server's. The proof covers the nonce as sent.
+        """
+        nonce = str(self._server.nonce)
+        client_nonce = nonce.removesuffix(str(self._server.s_nonce))
+        if f",r={client_nonce}{nonce}," in client_final:
+            self._server.nonce = type(self._server.nonce)(client_nonce + nonce)
 
 
 class BearerExchange:

@@ -1,7 +1,7 @@
 """Authentication and authorization: SASL, ACLs, SCRAM users. Table language: see oncelog.wire.schema."""
 
 TABLE = """\
-api SaslHandshake 17 versions 1-1 offer 1-1 flexible 99
+api SaslHandshake 17 versions 1-1 offer 0-1 flexible 99
 request
   mechanism  string
 response
