@@ -18,6 +18,7 @@ from support.topics import new_topic, producer_of, values
 
 from oncelog import Admin, Consumer, TopicPartition
 from oncelog.client.admin.types import ConfigResource
+from oncelog.errors import ProducerFenced
 
 _numbers = itertools.count()
 UNVERIFIED = "transaction.partition.verification.enable"
@@ -138,6 +139,35 @@ def test_a_hanging_transaction_is_found_and_aborted(servers: str) -> None:
     assert values(servers, topic) == [b"before", b"behind"]
     again = oncelog(*abort, "--yes", servers=servers)
     assert again.code == 1 and "no open transaction" in again.err
+
+
+@pytest.mark.behaviour("T14")
+def test_a_transaction_that_does_not_hang_is_terminated_as_a_whole(servers: str) -> None:
+    name, topic = f"cli-{os.getpid()}-{next(_numbers)}", new_topic(servers, 2)
+    with producer_of(servers, transactional_id=name) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"a", partition=0)
+        producer.send(topic, b"b", partition=1)
+        producer.flush()
+        (before,) = rows("describe", name, servers=servers)
+        abort = ("transactions", "abort", f"{topic}:0", "--producer-id", str(before["producer_id"]), "--yes")
+        refused = oncelog(*abort, servers=servers)
+        assert refused.code == 1 and f"does not hang ({name!r} is Ongoing)" in refused.err
+
+        dry = oncelog("transactions", "terminate", name, servers=servers)
+        assert dry.code == 0 and f"would abort the transaction of {name!r} on {topic}-0 {topic}-1" in dry.out
+        assert rows("describe", name, servers=servers) == [before]
+        done = oncelog("transactions", "terminate", name, "--yes", servers=servers)
+        assert done.code == 0 and f"aborted the transaction of {name!r}" in done.out, done.err
+        with pytest.raises(ProducerFenced):
+            producer.commit_transaction()
+    assert rows("find-hanging", "--topic", topic, "--older-than-s", "0", servers=servers) == []
+    assert values(servers, topic) == []
+    (after,) = rows("describe", name, servers=servers)
+    assert after["timeout_ms"] == before["timeout_ms"]
+    again = oncelog("transactions", "terminate", name, "--yes", servers=servers)
+    assert again.code == 1 and f"{name!r} has no open transaction" in again.err
 
 
 @pytest.mark.behaviour("T14")

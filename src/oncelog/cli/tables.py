@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
+from functools import lru_cache
 
 import click
 
@@ -22,6 +23,7 @@ def text_width(text: str) -> int:
     return len(text) if text.isascii() else sum(map(_char_width, text))
 
 
+@lru_cache(maxsize=4_096)
 def _char_width(char: str) -> int:
     """Return 2 for wide characters, and 0 for accents and joiners, which belong to the character before."""
     # Vowels and final consonants of decomposed Korean syllables have no category of their own.
@@ -44,6 +46,10 @@ def fold(text: str, width: int) -> list[str]:
         if line and used + text_width(word) > width:
             lines.append(line)
             line, used, word = "", 0, word.lstrip(" ")
+        word_width = text_width(word)
+        if used + word_width <= width:
+            line, used = line + word, used + word_width
+            continue
         for char in word:
             char_width = _char_width(char)
             if line and used + char_width > width:

@@ -65,7 +65,7 @@ def list_topics(internal: bool, output: str, client_config: dict[str, Any]) -> N
 @command.command("describe")
 @watch_option
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
-@click.option("--configs", is_flag=True, help="Show the topics' settings instead of their partitions.")
+@click.option("-c", "--configs", is_flag=True, help="Show the topics' settings instead of their partitions.")
 @click.option("--all-configs", is_flag=True, help="Show all settings, also those at their default.")
 @bootstrap_options
 @output_option
@@ -138,11 +138,14 @@ def _partition_rows(admin: Any, topics: tuple[str, ...]) -> list[dict[str, Any]]
     "-p", "--partitions", type=int, help="The number of partitions (default: the broker's num.partitions)."
 )
 @click.option(
+    "-r",
     "--replication-factor",
     type=int,
     help="Replicas per partition (default: the broker's default.replication.factor).",
 )
-@click.option("--config", "configs", multiple=True, metavar="KEY=VALUE", help="A topic setting. Repeatable.")
+@click.option(
+    "-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="A topic setting. Repeatable."
+)
 @click.option("--if-not-exists", is_flag=True, help="Skip topics that exist already.")
 @bootstrap_options
 def create(
