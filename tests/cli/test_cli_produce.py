@@ -64,6 +64,16 @@ def test_lines_of_standard_input_are_produced(broker: Broker, topic: str) -> Non
     assert [record.value for record in read(broker, topic)] == [b"a", b"\xff", b"", b"last"]
 
 
+def test_a_parquet_file_is_not_cut_into_lines(broker: Broker, topic: str, tmp_path: Path) -> None:
+    parquet, other = tmp_path / "records.parquet", tmp_path / "PAR1.txt"
+    parquet.write_bytes(b"PAR1\n\0\nPAR1")
+    other.write_bytes(b"PAR1\nPAR\n")
+    got = produce(broker, topic, str(parquet))
+    assert got.code == 1 and "records.parquet is a Parquet file" in got.err
+    assert produce(broker, topic, str(other)).code == 0
+    assert sorted(record.value for record in read(broker, topic)) == [b"PAR", b"PAR1"]
+
+
 def test_files_with_keys_are_produced(broker: Broker, topic: str, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     one.write_bytes(b"k1\tv1\nk2\tv2\twith\n")

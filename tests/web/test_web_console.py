@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from html import unescape
 
 import pytest
 from starlette.testclient import TestClient
@@ -93,6 +94,19 @@ def test_messages_are_found_by_offset_time_partition_and_content(
     assert found("limit=3") == ["v9", "v8", "v7"]
     assert found("key=k4") == ["v4"] and found("value=v6") == ["v6"] and found("header=n%3D8") == ["v8"]
     assert "Searched: 1: 2 to 5" in text(pages, f"{address}?partition=1&from=offset&at=2")
+
+    def earlier(query: str) -> list[str]:
+        return [
+            unescape(link) for link in re.findall(r'href="([^"]+)">earlier', pages.get(address + query).text)
+        ]
+
+    # A search continues before the offsets that were searched, with its filter.
+    first = earlier("?from=offset&at=3&key=k0")
+    assert first == [f"?partition={number}&from=offset&at=1&limit=50&key=k0" for number in (0, 1)]
+    assert "No message in these offsets matches" in text(pages, address + first[0])
+    (second,) = earlier(first[0])
+    assert found(second.removeprefix("?")) == ["v0"]
+    assert earlier("?partition=1&from=offset&at=3&limit=2") == ["?partition=1&from=offset&at=1&limit=2"]
     for wrong in ("partition=x", "from=offset&at=x", "from=since&at=soon", "from=time&at=x", "from=x&at=1"):
         assert pages.get(f"{address}?{wrong}").status_code == 400, wrong
     assert pages.get(f"{address}?partition=2").status_code == 404

@@ -60,6 +60,7 @@ def test_an_open_transaction_is_seen_everywhere(pages: TestClient, servers: str)
             assert re.search(rf"{name} \d+ Ongoing 1", front)
             one = text(pages, f"/transactions/{name}")
             assert "State Ongoing" in one and "Timeout 60000 ms" in one and f"{topic}-0" in one
+            assert f"oncelog transactions terminate {name}" in one
             part = text(pages, f"/topics/{topic}")
             assert f"Offsets 0 to 1; stable end offset 0, held back by {name}" in part
             assert re.search(r"\d+ 0 0 20\S+ \S+Z 0", part), (

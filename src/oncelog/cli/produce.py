@@ -328,12 +328,29 @@ def _lines(files: tuple[IO[bytes], ...], delimiter: bytes | None) -> Iterator[tu
         return
     for file in files or (sys.stdin.buffer,):
         name = getattr(file, "name", "standard input")
+        if _is_parquet(file):
+            raise click.ClickException(
+                f"{name} is a Parquet file, which has no lines: `oncelog load` sends a JSON object for each "
+                "row, and `oncelog consume -o jsonl` writes records that --jsonl reads back"
+            )
         lines = _by_line(file) if delimiter is None else _by_delimiter(file, delimiter)
         try:
             for number, line in enumerate(lines, 1):
                 yield f"{name}:{number}", line
         except OSError as error:
             raise click.ClickException(f"cannot read {name}: {error.strerror or error}") from error
+
+
+def _is_parquet(file: Any) -> bool:
+    """Return True if a regular file begins and ends with Parquet's magic bytes. Its position is kept."""
+    if not file.seekable() or file.tell() != 0:
+        return False
+    ends = [file.read(4)]
+    if ends[0] == b"PAR1":
+        file.seek(-4, os.SEEK_END)
+        ends.append(file.read(4))
+    file.seek(0)
+    return ends == [b"PAR1", b"PAR1"]
 
 
 def _by_line(file: Any) -> Iterator[bytes]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -217,6 +218,18 @@ class Pages:
             starts = self._starts(ends, way, query.get("at", ""))
             found = {tp: self._reader.search(tp, ends[tp], starts[tp], search) for tp in ends}
         messages = _merged(found, limit, is_newest=way == "last")
+        # With a filter, few of the searched offsets are shown: go back by as many as were searched.
+        earlier = {
+            tp: max(part.start - (part.next_offset - part.start if any(filters.values()) else limit), 0)
+            for tp, part in found.items()
+        }
+        kept = {name: query[name] for name in filters if query.get(name)}
+
+        def page_link(tp: TopicPartition, offset: int) -> str:
+            return "?" + urlencode(
+                {"partition": tp.partition, "from": "offset", "at": offset, "limit": limit, **kept}
+            )
+
         shown, registry_error = self._decoder.shown(messages)
         return {
             "name": topic,
@@ -228,6 +241,9 @@ class Pages:
             "shown": shown,
             "registry_error": registry_error,
             "found": found,
+            "filters": kept,
+            "earlier": earlier,
+            "page_link": page_link,
             "ends": ends,
             "max_headers": MAX_SHOWN_HEADERS,
             "max_header_bytes": MAX_HEADER_BYTES,
