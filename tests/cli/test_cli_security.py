@@ -69,6 +69,8 @@ def test_users_and_acls_are_added_listed_and_removed(broker: Broker, monkeypatch
     assert as_user(broker, "alice", "produce", "flights")[0] == 0
     read = ("consume", "flights", "--from-beginning", "--max-messages", "1")
     assert "hello" in as_user(broker, "alice", *read)[1]
+    code, _, err = as_user(broker, "alice", *read, "--group", "hers")
+    assert code == 1 and err.endswith("GROUP_AUTHORIZATION_FAILED (30): group 'hers'\n")
     deny = ("acls", "add", "--deny-principal", "User:alice", "--operation", "read", "--topic", "fl")
     assert as_user(broker, "admin", *deny, "--prefixed")[:2] == (0, "deny User:alice READ on TOPIC fl*\n")
     code, _, err = as_user(broker, "alice", *read)

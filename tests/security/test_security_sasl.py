@@ -33,6 +33,7 @@ from oncelog.client.admin.types import ConfigResource
 from oncelog.errors import (
     AuthenticationError,
     ConfigError,
+    OncelogError,
     SaslAuthenticationFailed,
     UnacceptableCredential,
 )
@@ -119,6 +120,12 @@ def test_a_mechanism_that_is_not_offered_is_refused(
     config = without(client_config(broker, certificates, "alice"), "sasl.username", "sasl.password")
     config |= {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.endpoint.url": f"file://{token}"}
     with pytest.raises(AuthenticationError, match="SCRAM-SHA-512"), Admin(config) as admin:
+        admin.list_topics()
+
+
+def test_a_client_without_credentials_is_told_about_sasl(plain: Broker) -> None:
+    config = {"bootstrap.servers": plain.bootstrap_servers, "request.timeout.ms": 3000}
+    with pytest.raises(OncelogError, match="if its listener requires SASL"), Admin(config) as admin:
         admin.list_topics()
 
 

@@ -66,6 +66,7 @@ class BrokerProtocol(asyncio.BufferedProtocol):
         self._events = events
         self._received = memoryview(bytearray(_RECEIVE_BYTES))
         self._is_receiving_large = self._watches_writing = False
+        self._has_response = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -111,6 +112,7 @@ class BrokerProtocol(asyncio.BufferedProtocol):
             return
         if to_write and self.transport:
             self.transport.write(to_write)
+        self._has_response = self._has_response or bool(completed)
         for token, response, latency_ms in completed:
             self._events.on_response(token, response, latency_ms)
         if self.core.is_ready:
@@ -153,4 +155,6 @@ class BrokerProtocol(asyncio.BufferedProtocol):
             )
         count = self.core.in_flight_count
         unknown = f" while {count} requests had no response; the broker may have carried them out"
+        if exc is None and not self._has_response and not self.core.has_credentials:
+            unknown += "; if its listener requires SASL, set security.protocol and sasl.mechanism"
         return DisconnectedError(f"connection to {self.core.peer} {cause}{unknown if count else ''}")

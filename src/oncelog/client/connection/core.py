@@ -105,6 +105,11 @@ class ConnectionCore:
         return self._broker_versions is not None and self._exchange is None
 
     @property
+    def has_credentials(self) -> bool:
+        """True if this client authenticates itself with SASL."""
+        return self._credentials is not None
+
+    @property
     def in_flight_count(self) -> int:
         return len(self._in_flight)
 
