@@ -37,7 +37,7 @@ OUT_OF_REACH: dict[str, str] = {
     ),
     "TLS, SASL, ACLs, quotas and the metrics port are not simulated": (
         "S6 S7 S10 S11 S13 S20 R5 R44 R182 R254 R508 R640 R641 R643 R645 R791 R793 R851 R1006 R1260"
-        " R1261 R1262 R1263 R1264 R1301 R1304 R1344 R1345 R1440"
+        " R1261 R1262 R1263 R1264 R1301 R1304 R1344 R1345 R1440 R1515"
     ),
     "only our clients' requests and random ones are sent": (
         "K1 K3 K4 K5 R4 R6 R7 R8 R9 R30 R31 R70 R633 R920 R965 R1007"
@@ -57,6 +57,7 @@ OUT_OF_REACH: dict[str, str] = {
         " R1094 R1180 R1181 R1182 R1183 R1184 R1185 R1200 R1201 R1202 R1203 R1204 R1205 R1206 R1207 R1208"
         " R1209 R1230 R1231 R1232 R1233 R1213 R1303 R1394 R1395 R1397 R1399 R1427 R1428 R1461 R1463"
         " R1470 R1471 R1472 R1473 R1474 R1502 R1521 R1522 R1524"
+        " R1514 R1516 R1517 R1518"
     ),
     "the network seldom loses the heartbeat that a member needs before it takes new partitions": "R730",
     "a start is refused wherever the list of topics is lost": "R25 R109",
