@@ -93,7 +93,7 @@ def describe(transactional_ids: tuple[str, ...], output: str, client_config: dic
             "state": transaction.state,
             "timeout_ms": transaction.timeout_ms,
             "start": time_text(transaction.start_ms),
-            "partitions": " ".join(map(str, transaction.partitions)),
+            "partitions": " ".join(map(str, sorted(transaction.partitions))),
         }
         for transaction in found.values()
     ]
@@ -166,8 +166,9 @@ def terminate(transactional_id: str, yes: bool, client_config: dict[str, Any]) -
         raise click.ClickException(
             f"{transactional_id!r} has no open transaction: its state is {transaction.state}"
         )
+    partitions = " ".join(map(str, sorted(transaction.partitions)))
     what = (
-        f"the transaction of {transactional_id!r} on {' '.join(map(str, transaction.partitions))}, and fence"
+        f"the transaction of {transactional_id!r} on {partitions}, and fence"
         f" producer id {transaction.producer_id}, epoch {transaction.producer_epoch}"
     )
     if not yes:
