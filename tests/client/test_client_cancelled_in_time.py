@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 import pytest
-from support.client import scripted_broker
+from support.client import ScriptedBroker, metadata, scripted_broker
 from support.groups.session import Coordinator, Member
 
 from oncelog import Broker, NewTopic
@@ -17,6 +18,7 @@ from oncelog.aio import Consumer as AsyncConsumer
 from oncelog.aio import Producer as AsyncProducer
 from oncelog.client.group.consumer_member import ConsumerMember
 from oncelog.errors import MisuseError, OncelogError, TimedOut
+from oncelog.wire.messages import FindCoordinatorResponse, InitProducerIdResponse, MetadataResponse
 
 
 async def until(is_so: Callable[[], object]) -> None:
@@ -222,5 +224,48 @@ def test_an_initialization_ends_at_its_time_limit(holds: str) -> None:
             assert {type(result) for result in results} == {TimedOut}
             await producer.close()
             await until(lambda: broker.idle)
+
+    asyncio.run(work())
+
+
+def brokers_of_one_cluster(brokers: list[ScriptedBroker]) -> MetadataResponse:
+    response = metadata(brokers[0].port)
+    response.brokers = [
+        MetadataResponse.MetadataResponseBroker(node_id=node_id, host="127.0.0.1", port=broker.port)
+        for node_id, broker in enumerate(brokers)
+    ]
+    return response
+
+
+def test_calls_with_a_short_limit_reach_a_broker_behind_a_silent_one() -> None:
+    """R1545: each silent broker took the whole time limit of a call. Once one call asks only one of them, the
+    next call must ask another.
+    """
+
+    async def work() -> None:
+        async with AsyncExitStack() as stack:
+            brokers = [await stack.enter_async_context(scripted_broker()) for _ in range(3)]
+            last = brokers[-1]
+            row = FindCoordinatorResponse.Coordinator(key="x", node_id=2, host="127.0.0.1", port=last.port)
+            for broker in brokers:
+                broker.handlers["Metadata"] = lambda header, message: brokers_of_one_cluster(brokers)
+                broker.handlers["FindCoordinator"] = lambda header, message: None
+            last.handlers["FindCoordinator"] = lambda *_: FindCoordinatorResponse(coordinators=[row])
+            last.handlers["InitProducerId"] = lambda *_: InitProducerIdResponse(producer_id=1)
+            settings = {"bootstrap.servers": brokers[0].bootstrap_servers, "transactional.id": "x"}
+            producer = AsyncProducer(settings | {"reconnect.backoff.ms": 0, "retry.backoff.ms": 0})
+            for calls in range(1, 20):
+                try:
+                    await producer.init_transactions(0.1)
+                except TimedOut:
+                    has_ended = False
+                else:
+                    has_ended = True
+                assert sum(name == "FindCoordinator" for b in brokers for name, _ in b.seen) <= calls
+                if has_ended:
+                    break
+            else:
+                pytest.fail("no call reached the last broker")
+            await producer.close()
 
     asyncio.run(work())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any, TypeVar
@@ -91,6 +92,8 @@ class ClusterConnection:
         self._bootstrap = parse_bootstrap(settings["bootstrap.servers"])
         self._connections: dict[tuple[str, int, str], BrokerConnection] = {}
         """Connections by host, port and channel; `submit` explains channels."""
+        self._timed_out_ms: dict[tuple[str, int], float] = {}
+        """The time of `now_ms` at which a request to an address last timed out, by host and port."""
         self._topics_in_use = topics_in_use
         self._topics: dict[str, None] = {}
         self._look_ups: weakref.WeakValueDictionary[str, _LookUp] = weakref.WeakValueDictionary()
@@ -231,14 +234,16 @@ class ClusterConnection:
         min_version: int | None = None,
         max_version: int | None = None,
         channel: str = "",
+        deadline_ms: float = math.inf,
     ) -> Any:
         """Return the response to a request. If `node_id` is None, try every known address until one responds.
 
-        See `submit` for the other arguments. Raises DisconnectedError, TimedOut, PeerError,
-        UnsupportedVersion or AuthenticationError.
+        `timeout_ms` limits the request to each address, and `deadline_ms`, a time of `now_ms`, the whole call
+        without a `node_id`. See `submit` for the other arguments. Raises DisconnectedError, TimedOut,
+        PeerError, UnsupportedVersion or AuthenticationError.
         """
         if node_id is None:
-            return await self._request_any(message, timeout_ms, min_version, max_version)
+            return await self._request_any(message, timeout_ms, min_version, max_version, deadline_ms)
         return await self.submit(
             node_id,
             message,
@@ -254,15 +259,26 @@ class ClusterConnection:
         timeout_ms: float | None = None,
         min_version: int | None = None,
         max_version: int | None = None,
+        deadline_ms: float = math.inf,
     ) -> Any:
         errors: list[OncelogError] = []
-        for host, port in self._candidates():
+        limit_ms: float = self._settings["request.timeout.ms"] if timeout_ms is None else timeout_ms
+        for address in self._candidates():
             self._check_open()
+            remaining_ms = deadline_ms - self.now_ms()
+            if errors and remaining_ms <= 0:
+                break
+            limit_ms = min(limit_ms, max(remaining_ms, 1))
             try:
-                connection = self._connection(host, port, "")
-                return await self._submit(connection, message, timeout_ms, min_version, max_version)
+                connection = self._connection(*address, "")
+                response = await self._submit(connection, message, limit_ms, min_version, max_version)
             except (DisconnectedError, TimedOut, PeerError) as error:
                 errors.append(error)
+                if isinstance(error, TimedOut):
+                    self._timed_out_ms[address] = self.now_ms()
+            else:
+                self._timed_out_ms.pop(address, None)
+                return response
         # PeerError is final. Raise it only if every address failed with it: after other errors a retry may
         # succeed.
         raise next((error for error in errors if not isinstance(error, PeerError)), errors[-1])
@@ -284,17 +300,20 @@ class ClusterConnection:
         """Return the addresses to try, best first.
 
         The order is: connected brokers, other brokers of the metadata, bootstrap servers, and last the
-        addresses whose latest attempt to connect failed.
+        addresses whose latest attempt to connect failed. Among equals, an address whose request timed out
+        comes last. Otherwise short calls would all wait for the same silent broker. See
+        test_calls_with_a_short_limit_reach_a_broker_behind_a_silent_one.
         """
         brokers = [(broker.host, broker.port) for broker in self.metadata.brokers.values()]
         addresses = list(dict.fromkeys([*brokers, *self._bootstrap]))
 
-        def rank(address: tuple[str, int]) -> tuple[int, int]:
+        def rank(address: tuple[str, int]) -> tuple[int, float, int]:
+            timed_out_ms = self._timed_out_ms.get(address, -math.inf)
             connection = self._connections.get((*address, ""))
             if connection is None:
-                return (1, 0)
+                return (1, timed_out_ms, 0)
             preference = 0 if connection.is_connected else 2 if connection.is_backing_off else 1
-            return (preference, connection.in_flight_count)
+            return (preference, timed_out_ms, connection.in_flight_count)
 
         return sorted(addresses, key=rank)
 
@@ -336,6 +355,8 @@ class ClusterConnection:
     async def _close_removed_brokers(self) -> None:
         """Close unused connections to addresses that are no longer in the metadata."""
         addresses = {(broker.host, broker.port) for broker in self.metadata.brokers.values()}
+        for address in self._timed_out_ms.keys() - addresses.union(self._bootstrap):
+            del self._timed_out_ms[address]
         await self._close_connections(
             [
                 key

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from oncelog.client.connection.cluster import ClusterConnection
 from oncelog.errors import BrokerError, error_for_code
 from oncelog.wire.messages import FindCoordinatorRequest
@@ -10,15 +12,16 @@ GROUP, TRANSACTION = 0, 1
 
 
 async def find_coordinator(
-    cluster: ClusterConnection, kind: int, name: str, timeout_ms: float | None = None
+    cluster: ClusterConnection, kind: int, name: str, deadline_ms: float = math.inf
 ) -> int:
     """Return the node id of the coordinator. `kind` is GROUP or TRANSACTION.
 
-    `timeout_ms` limits the request to each broker; None: request.timeout.ms. Raises CoordinatorNotAvailable
-    and other retriable errors, and GroupAuthorizationFailed or TransactionalIdAuthorizationFailed.
+    `deadline_ms` is a time of `cluster.now_ms`. request.timeout.ms also limits the request to each broker.
+    Raises CoordinatorNotAvailable and other retriable errors, and GroupAuthorizationFailed or
+    TransactionalIdAuthorizationFailed.
     """
     request = FindCoordinatorRequest(key=name, key_type=kind, coordinator_keys=[name])
-    response = await cluster.request(None, request, timeout_ms=timeout_ms)
+    response = await cluster.request(None, request, deadline_ms=deadline_ms)
     # Below version 4 the response is a single coordinator instead of a list.
     coordinator = response.coordinators[0] if response.coordinators else response
     if coordinator.error_code:

@@ -751,8 +751,7 @@ class TransactionManager:
 
     async def _coordinator(self, key: tuple[int, str], deadline_ms: float) -> int:
         if key not in self._coordinators:
-            timeout_ms = self._request_timeout_ms(deadline_ms)
-            self._coordinators[key] = await find_coordinator(self._cluster, *key, timeout_ms=timeout_ms)
+            self._coordinators[key] = await find_coordinator(self._cluster, *key, deadline_ms=deadline_ms)
         return self._coordinators[key]
 
     def _raises_epoch(self) -> bool:
