@@ -25,6 +25,7 @@ from oncelog.broker.stepwise import FREE_STEPS, MAX_LARGE, ResponseSlots
 from oncelog.broker.topics.topics import NewTopic, Topic
 from oncelog.broker.topics.topics_file import FILE_NAME
 from oncelog.errors import (
+    DuplicateResource,
     KafkaStorageError,
     NotCoordinator,
     PolicyViolation,
@@ -286,6 +287,28 @@ def test_a_credential_that_is_deleted_between_two_steps_is_not_found() -> None:
     _, response = finish(node, second)
     assert {row.error_code for row in response.results} == {ResourceNotFound.code}
     assert node.users.names() == []
+
+
+def test_a_change_that_is_not_made_keeps_no_memory() -> None:
+    """R1546: the rows of a refused or cancelled change stayed in memory until the next change of the file."""
+    node = driven(MemoryDisk())
+    users, quotas = AlterUserScramCredentialsRequest, AlterClientQuotasRequest
+    user = {"mechanism": 1, "salt": b"salt", "salted_password": bytes(32), "iterations": 4096}
+    upsertions = [users.ScramCredentialUpsertion(name=name, **user) for name in NAMES]
+    op = [quotas.OpData(key="producer_byte_rate", value=1.0, remove=False)]
+    entries = [
+        quotas.EntryData(entity=[quotas.EntityData(entity_type="user", entity_name=name)], ops=op)
+        for name in NAMES
+    ]
+    _, refused = finish(node, handle(node, users(upsertions=[*upsertions, *upsertions])))
+    assert {row.error_code for row in refused.results} == {DuplicateResource.code}
+    for message in (users(upsertions=upsertions), quotas(entries=entries)):
+        answer = handle(node, message)
+        node.log_manager.background.step()
+        answer.cancel()
+        node.log_manager.background.step()
+    assert node.users.names() == [] and node.quotas.values == {}
+    assert node.users._rows._rows == node.quotas._rows._rows == {}
 
 
 def test_lists_of_many_groups_and_transactional_ids_let_others_have_their_turn() -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from oncelog.broker.request import Request
-from oncelog.broker.state_file import EncodedRows, read_state, write_state
+from oncelog.broker.state_file import EncodedRows, PreparedRows, read_state, write_state
 from oncelog.errors import BrokerError, ThrottlingQuotaExceeded
 from oncelog.limits import DEFAULT_LIMITS
 from oncelog.log.disk import Disk
@@ -107,16 +108,26 @@ class QuotaManager:
         if error is not None:
             raise error
 
-    def prepare(self, entity: QuotaEntity, changes: Collection[tuple[str, float | None]]) -> None:
+    def prepare(
+        self, entity: QuotaEntity, changes: Collection[tuple[str, float | None]]
+    ) -> PreparedRows[QuotaEntity, Values]:
         """Encode an entity's row as it will be after a change, so that `alter_all` need not."""
         with suppress(BrokerError):
             values = apply_changes(entity, self.values.get(entity, {}), changes)
-            self._rows.prepare({entity: values} if values else {})
+            return self._rows.prepare({entity: values} if values else {})
+        return {}
 
-    def alter_all(self, changes: Iterable[QuotaChange], *, is_test: bool) -> list[BrokerError | None]:
+    def alter_all(
+        self,
+        changes: Iterable[QuotaChange],
+        *,
+        is_test: bool,
+        prepared: PreparedRows[QuotaEntity, Values] = MappingProxyType({}),
+    ) -> list[BrokerError | None]:
         """Change quotas of several entities with one write. Return the error of each entity, or None.
 
-        Raises StorageError if the file cannot be written; then nothing changes.
+        `prepared` are the results of `prepare`. Raises StorageError if the file cannot be written; then
+        nothing changes.
         """
         result, errors = dict(self.values), []
         for entity, rates in changes:
@@ -131,11 +142,13 @@ class QuotaManager:
                     del result[entity]
             errors.append(error)
         if not is_test and result != self.values:
-            self._save(result)
+            self._save(result, prepared)
         return errors
 
-    def _save(self, values: Mapping[QuotaEntity, Values]) -> None:
-        write_state(self._disk, FILE_NAME, {"quotas": self._rows.of(values)})
+    def _save(
+        self, values: Mapping[QuotaEntity, Values], prepared: PreparedRows[QuotaEntity, Values]
+    ) -> None:
+        write_state(self._disk, FILE_NAME, {"quotas": self._rows.of(values, prepared)})
         self._set_values(values)
 
     def _set_values(self, values: Mapping[QuotaEntity, Values]) -> None:

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from crc32c import crc32c
@@ -118,6 +119,10 @@ def encode_row(row: Mapping[str, Any]) -> EncodedRow:
     return EncodedRow(json.dumps(row))
 
 
+PreparedRows = Mapping[K, tuple[V, EncodedRow]]
+"""Values and their encoded rows, by key."""
+
+
 class EncodedRows(Generic[K, V]):
     """The encoded rows of a list, so that a change encodes only the rows that it changes.
 
@@ -129,16 +134,23 @@ class EncodedRows(Generic[K, V]):
         self._to_row = to_row
         self._rows: dict[K, tuple[V, EncodedRow]] = {}
 
-    def prepare(self, values: Mapping[K, V]) -> None:
-        """Encode rows that the next call of `of` is likely to need."""
-        for key, value in values.items():
-            self._rows[key] = value, encode_row(self._to_row(key, value))
+    def prepare(self, values: Mapping[K, V]) -> PreparedRows[K, V]:
+        """Encode rows for a later call of `of`.
 
-    def of(self, values: Mapping[K, V]) -> list[EncodedRow]:
-        """Return the rows of all values, in their order."""
+        They are not kept here, because the caller may never make the change: its client may disconnect. See
+        test_a_change_that_is_not_made_keeps_no_memory.
+        """
+        return {key: (value, encode_row(self._to_row(key, value))) for key, value in values.items()}
+
+    def of(
+        self, values: Mapping[K, V], prepared: PreparedRows[K, V] = MappingProxyType({})
+    ) -> list[EncodedRow]:
+        """Return the rows of all values, in their order. `prepared` are rows that `prepare` has encoded."""
         before, rows = self._rows, {}
         for key, value in values.items():
             row = before.get(key)
+            if row is None or row[0] != value:
+                row = prepared.get(key)
             if row is None or row[0] != value:
                 row = value, encode_row(self._to_row(key, value))
             rows[key] = row

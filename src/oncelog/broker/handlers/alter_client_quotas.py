@@ -13,9 +13,10 @@ from collections import Counter
 
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
+from oncelog.broker.state_file import EncodedRow
 from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.errors import BrokerError, InvalidRequest, KafkaStorageError, StorageError
-from oncelog.rules.limits.quotas import normalize_entity, parse_entity
+from oncelog.rules.limits.quotas import QuotaEntity, Values, normalize_entity, parse_entity
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import AlterClientQuotasRequest, AlterClientQuotasResponse
 
@@ -40,6 +41,7 @@ def _alter(state: BrokerState, request: Request) -> Work[AlterClientQuotasRespon
     named = Counter(map(_name, message.entries))
     entries = {_name(entry): entry for entry in message.entries}
     results, valid = [], []
+    prepared: dict[QuotaEntity, tuple[Values, EncodedRow]] = {}
     for name, entry in entries.items():
         parts = [
             AlterClientQuotasResponse.EntityData(entity_type=kind, entity_name=part) for kind, part in name
@@ -54,14 +56,14 @@ def _alter(state: BrokerState, request: Request) -> Work[AlterClientQuotasRespon
             entity = normalize_entity(parse_entity(name))
             valid.append((result, (entity, changes)))
             if not message.validate_only:
-                state.quotas.prepare(entity, changes)
+                prepared |= state.quotas.prepare(entity, changes)
         except BrokerError as error:
             result.error_code, result.error_message = error.code, error.message
         if budget.spend(ELEMENTS_PER_ENTITY):
             yield None
     try:
         changed = (change for _, change in valid)
-        errors = state.quotas.alter_all(changed, is_test=message.validate_only)
+        errors = state.quotas.alter_all(changed, is_test=message.validate_only, prepared=prepared)
     except StorageError as error:
         errors = [KafkaStorageError(str(error))] * len(valid)
     for (result, _), refusal in zip(valid, errors, strict=True):

@@ -11,9 +11,10 @@ import hmac
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from oncelog.broker.state_file import EncodedRows, read_state, write_state
+from oncelog.broker.state_file import EncodedRow, EncodedRows, PreparedRows, read_state, write_state
 from oncelog.errors import (
     BrokerError,
     ResourceNotFound,
@@ -43,6 +44,8 @@ class PreparedChange(NamedTuple):
 
     removed: set[_Key]
     added: dict[_Key, Credential]
+    rows: PreparedRows[_Key, Credential]
+    """The rows of `added` in the file."""
 
 
 SALT_BYTES = 24
@@ -135,6 +138,7 @@ class Users:
         `prepare`. An error among the changes is returned as it is. After a StorageError nothing has changed.
         """
         credentials = dict(self._credentials)
+        rows: dict[_Key, tuple[Credential, EncodedRow]] = {}
         errors: list[BrokerError | None] = []
         for change in changes:
             if isinstance(change, BrokerError):
@@ -143,11 +147,12 @@ class Users:
                 for key in change.removed:
                     del credentials[key]
                 credentials.update(change.added)
+                rows.update(change.rows)
                 errors.append(None)
             else:
                 errors.append(ResourceNotFound("another request has deleted the credential"))
         if credentials != self._credentials:
-            self._save(credentials)
+            self._save(credentials, rows)
         return errors
 
     def prepare(
@@ -157,13 +162,6 @@ class Users:
 
         Raises the errors of `alter`, except StorageError.
         """
-        change = self._checked(name, deletions, upsertions)
-        self._rows.prepare(change.added)
-        return change
-
-    def _checked(
-        self, name: str, deletions: Iterable[int], upsertions: Iterable[tuple[int, bytes, bytes, int]]
-    ) -> PreparedChange:
         removed: set[_Key] = set()
         if not name:
             raise UnacceptableCredential("the user name is empty")
@@ -177,7 +175,7 @@ class Users:
             mechanism = check_mechanism(number)
             _check(salt, salted_password, iterations)
             added[name, mechanism] = make_credential(mechanism, salt, salted_password, iterations)
-        return PreparedChange(removed, added)
+        return PreparedChange(removed, added, self._rows.prepare(added))
 
     def take_over(self, credentials: dict[tuple[str, Mechanism], Credential]) -> None:
         """Replace all credentials durably by those from Kafka's metadata (`broker.topics.takeover`).
@@ -199,8 +197,12 @@ class Users:
         salt_password(Mechanism.SCRAM_SHA_256, password, b"nobody", self.usual_iterations)
         return False
 
-    def _save(self, credentials: dict[tuple[str, Mechanism], Credential]) -> None:
-        content: dict[str, object] = {"credentials": self._rows.of(credentials)}
+    def _save(
+        self,
+        credentials: dict[_Key, Credential],
+        prepared: PreparedRows[_Key, Credential] = MappingProxyType({}),
+    ) -> None:
+        content: dict[str, object] = {"credentials": self._rows.of(credentials, prepared)}
         if self.secret:
             content["secret"] = _to_text(self.secret)
         write_state(self._disk, FILE_NAME, content, is_private=True)
