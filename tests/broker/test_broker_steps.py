@@ -247,6 +247,15 @@ def test_lists_of_many_acls_quotas_and_topics_let_others_have_their_turn() -> No
     assert node.round_meter.records > before + 100
 
 
+def test_acls_in_any_order_are_sorted_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1547: sorting 20,000 ACLs that were not created in their order took 0.06 s in one step."""
+    node = node_with_acls(*sorted(TOPIC_ACLS, key=lambda acl: acl.name[::-1]))
+    monkeypatch.setattr(Acl, "__lt__", lambda acl, other: pytest.fail("a comparison without a key"))
+    message = DescribeAclsRequest(**FILTER)
+    _, response = finish(node, handle(node, message))
+    assert [row.resource_name for row in response.resources] == sorted(NAMES)
+
+
 def test_changes_of_many_users_quotas_and_acls_let_others_have_their_turn() -> None:
     """R1535: 5,000 users in one request took 0.16 s in one step, and 5,000 quotas 0.1 s."""
     node = node_with_acls()

@@ -95,17 +95,19 @@ SORTED_PER_ELEMENT = 16
 _RUN_NAMES = 4096
 
 
-def sorted_in_steps(names: Iterable[str], budget: StepBudget) -> Work[Iterator[str]]:
-    """Return an iterator over the sorted names. The iteration needs steps, too.
+def sorted_in_steps(
+    names: Iterable[_T], budget: StepBudget, key: Callable[[_T], Any] | None = None
+) -> Work[Iterator[_T]]:
+    """Return an iterator over the names, or other values, sorted by `key`. The iteration needs steps, too.
 
     Sorting 300,000 names at once takes 0.2 s.
     """
     remaining, runs = iter(names), []
-    while run := sorted(islice(remaining, _RUN_NAMES)):
+    while run := sorted(islice(remaining, _RUN_NAMES), key=key):  # type: ignore[type-var, arg-type]
         runs.append(run)
         if budget.spend(1 + len(run) // SORTED_PER_ELEMENT):
             yield None
-    return merge(*runs)
+    return merge(*runs, key=key)  # type: ignore[arg-type]
 
 
 MAX_LARGE = 8

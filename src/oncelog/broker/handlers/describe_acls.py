@@ -7,10 +7,11 @@ the filter; SECURITY_DISABLED without an authorizer. Source: KIP-140; Kafka's Ka
 from __future__ import annotations
 
 from itertools import groupby
+from operator import attrgetter
 
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Work, respond_in_steps
+from oncelog.broker.stepwise import Work, respond_in_steps, sorted_in_steps
 from oncelog.errors import BrokerError, InvalidRequest, SecurityDisabled
 from oncelog.rules.security.authorization import (
     Acl,
@@ -23,6 +24,8 @@ from oncelog.rules.security.authorization import (
 from oncelog.wire.messages import DeleteAclsRequest, DescribeAclsRequest, DescribeAclsResponse
 
 KEY = 29
+_FIELDS = attrgetter("resource_type", "name", "pattern_type", "principal", "host", "operation", "permission")
+"""The fields of an ACL in the order in which ACLs are compared."""
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
@@ -45,8 +48,9 @@ def _describe(state: BrokerState, request: Request) -> Work[DescribeAclsResponse
             matching.append(acl)
         if budget.spend():
             yield None
-    matching.sort()
-    by_resource = groupby(matching, lambda acl: (acl.resource_type, acl.name, acl.pattern_type))
+    # Without the key, each comparison makes two tuples: 0.06 s for 20,000 ACLs.
+    ordered = yield from sorted_in_steps(matching, budget, _FIELDS)
+    by_resource = groupby(ordered, lambda acl: (acl.resource_type, acl.name, acl.pattern_type))
     for (resource_type, name, pattern_type), acls in by_resource:
         descriptions: list[DescribeAclsResponse.AclDescription] = []
         response.resources.append(
