@@ -159,6 +159,19 @@ def test_a_power_loss_brings_no_file_back_that_an_interrupted_start_removed() ->
     assert crash_after > 5
 
 
+def test_a_disk_that_takes_no_new_file_does_not_prevent_a_start() -> None:
+    """Regression: each start after a kill created a file, and was refused if the disk had no inode left."""
+    disk = MemoryDisk()
+    manager = _open(disk)
+    put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch(0))
+    manager.forget_last_stop()
+    disk = disk.after_kill()
+    disk.errors["create", ""] = errno.ENOSPC
+    manager = _open(disk)
+    assert put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch(0)).is_duplicate
+    manager.forget_last_stop()
+
+
 def test_a_lost_end_lowers_the_recovery_point_on_disk() -> None:
     """Flushed records survive this sequence: a lying disk loses synced records, the broker restarts, and then
     the power is lost.

@@ -324,6 +324,72 @@ def test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segment
     check_known_after_power_loss(disk, small, 2, recovery_point=checkpoint or 0, log_start_offset=3)
 
 
+def test_segments_before_a_gap_wait_for_a_snapshot_behind_it() -> None:
+    """Regression: a power loss left a gap below the log start, and the newest snapshot was in the gap. The
+    segment before the gap was deleted. The next start uses no snapshot below the first segment, so it
+    forgot the producers of both, and retries were stored again.
+    """
+    disk, small = MemoryDisk(), config(segment_bytes=3 * SIZE)
+    partition = open_partition(disk, small)
+    for pid in range(2):
+        put(partition, batch(0, pid=pid))
+    partition.log.snapshot()
+    disk.errors["write", ".tmp"] = errno.ENOSPC
+    for sequence in range(3):
+        put(partition, batch(sequence, pid=9))
+    disk = disk.after_kill()
+    disk.open(f"{TP}/{0:020d}.log").truncate(SIZE)
+    disk.errors["write", ".tmp"] = errno.ENOSPC
+    partition = open_partition(disk, small, log_start_offset=4)
+    assert [segment.base_offset for segment in partition.log.segments] == [0, 3]
+    assert partition.log.segments.first.end_offset == 1
+    partition.flush()
+    partition.checkpoint_producers()
+    stored = {"recovery_point": partition.stored_recovery_point, "log_start_offset": 4}
+    partition = open_partition(disk.after_kill(), small, **stored)
+    assert [put(partition, batch(0, pid=pid)).is_duplicate for pid in range(2)] == [True, True]
+    partition.flush()
+    partition.checkpoint_producers()
+    assert partition.log.segments.first.base_offset == 3
+
+
+def test_a_power_loss_takes_no_snapshot_name_that_a_deletion_relies_on() -> None:
+    """Regression: a broker was killed between the rename and the sync of a snapshot. The next process deleted
+    the segments that the snapshot covered. A power loss kept the deletion and took the snapshot.
+    """
+    disk, small = MemoryDisk(), config(segment_bytes=3 * SIZE)
+    partition = open_partition(disk, small)
+    disk.errors["write", ".tmp"] = errno.ENOSPC
+    while partition.segment_count < 3 or not partition.log.segments.active.size_bytes:
+        put(partition, batch(0, pid=20 + partition.log_end_offset))
+    del disk.errors["write", ".tmp"]
+    partition.flush()
+    stored = {"recovery_point": partition.recovery_point}
+    third = partition.log.segments.active.base_offset
+    for call in partition.log.producers.snapshots.write(
+        partition.log_end_offset, partition.log.producers.table.image()
+    ):
+        if disk.exists(f"{TP}/{partition.log_end_offset:020d}.snapshot"):
+            break
+        if call is not None:
+            call()
+    disk = disk.after_kill()
+    for crash_after in count():
+        again = disk.after_kill()
+        partition = open_partition(again, small, **stored)
+        again.crash_after = again.steps + crash_after
+        try:
+            partition.delete_records(third, NOW_MS)
+            break
+        except SimulatedCrash:
+            pass
+        for seed in range(12):
+            partition = open_partition(again.after_power_loss(Random(seed)), small, **stored)
+            known = [put(partition, batch(0, pid=20 + offset)).is_duplicate for offset in range(third)]
+            assert all(known), (crash_after, seed)
+    assert crash_after > 8
+
+
 @pytest.mark.parametrize("target", [9, 14], ids=["some", "all"])
 def test_a_power_loss_during_the_deletion_of_segments_leaves_no_gap(target: int) -> None:
     """A power loss may keep the removal of a newer segment and lose that of an older one."""

@@ -7,6 +7,8 @@ LocalLog, and the parts of UnifiedLog that flush and delete segments.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 from oncelog.config import INT64_MAX
@@ -89,6 +91,10 @@ class LocalLog:
         or before older snapshots can be deleted.
         """
         self._is_directory_dirty = True
+        self._has_unsynced_names = False
+        """True from an unclean stop until the directory is synced: a power loss could take the names of the
+        snapshots that the start has loaded.
+        """
         self._rewrites_small_files = False
 
     def settle_recovery_point(self, options: OpenOptions, rebuilt_from: int | None) -> None:
@@ -106,7 +112,7 @@ class LocalLog:
             self._sync_needed_to = self.synced_before
         if options.is_clean:
             return
-        self._rewrites_small_files = True
+        self._rewrites_small_files = self._has_unsynced_names = True
         for segment in self.segments.from_offset(self.recovery_point):
             segment.rewrite_on_sync(self.recovery_point)
 
@@ -307,12 +313,13 @@ class LocalLog:
         failure = None
         if dead := self._dead_segments():
             try:
-                has_snapshot = self.producers.snapshot_from(dead[-1].end_offset) is not None
+                closed_to = self._next_base(dead)
+                has_snapshot = self.producers.snapshot_from(closed_to) is not None
                 if self.producers.is_snapshot_refused and not has_snapshot:
                     # Delete the indexes of the dead segments: on a full disk, this makes room for a snapshot.
                     # See test_a_full_disk_with_one_segment_gets_room.
                     self._give_up_indexes(dead)
-                self._cover(dead)
+                self._cover(closed_to)
             except OSError as error:
                 failure = error  # deleting the segments that an older snapshot covers still makes room
         if dropped := self._drop_dead():
@@ -328,13 +335,21 @@ class LocalLog:
             first is self.segments.active and not first.size_bytes
         )
 
-    def _dead_segments(self) -> list[Segment]:
-        closed = list(self.segments)[:-1]
-        return [segment for segment in closed if segment.end_offset <= self.start_offset]
+    def _dead_segments(self, covered_to: int = INT64_MAX) -> list[Segment]:
+        """Return the closed segments below the log start that a snapshot at `covered_to` covers.
+
+        A start uses no snapshot below the first segment. So if there is a gap after a segment, only a
+        snapshot behind the gap covers it. See test_segments_before_a_gap_wait_for_a_snapshot_behind_it.
+        """
+        return [
+            segment
+            for segment, following in pairwise(self.segments)
+            if segment.end_offset <= self.start_offset and following.base_offset <= covered_to
+        ]
 
     @property
     def covered_to(self) -> int | None:
-        """The offset of the newest snapshot at or below the recovery point, None if there is none.
+        """The offset of the newest durable snapshot at or below the recovery point, None if there is none.
 
         Only what is below this offset may be deleted: segments, batches that compaction removes, and older
         snapshots. Recovery deletes the snapshots above the log end that a power loss leaves, but neither this
@@ -342,7 +357,7 @@ class LocalLog:
         the log from its offset on give the state of all producers. See
         test_a_power_loss_after_deleting_segments_leaves_their_producers_known.
         """
-        return self.producers.snapshot_up_to(self.recovery_point)
+        return None if self._has_unsynced_names else self.producers.snapshot_up_to(self.recovery_point)
 
     @property
     def compactable_to(self) -> int:
@@ -357,15 +372,32 @@ class LocalLog:
         covered_to = self.covered_to
         return self.start_offset if covered_to is None else covered_to
 
-    def _cover(self, segments: list[Segment]) -> None:
-        """Let `covered_to` reach the end of `segments`: start a snapshot unless there is one, and request a
-        flush. Raises OSError.
+    def _cover(self, closed_to: int) -> None:
+        """Let `covered_to` reach `closed_to`: start a snapshot unless there is one, and request a flush.
+
+        Raises OSError.
         """
-        offset = self.producers.snapshot_from(segments[-1].end_offset)
+        if self._has_unsynced_names:
+            self._background.add(self._confirm_names())
+        offset = self.producers.snapshot_from(closed_to)
         if offset is not None:
             self._sync_needed_to = max(self._sync_needed_to, offset)
         elif not self.producers.is_writing_snapshot:
             self.snapshot()
+
+    def _confirm_names(self) -> BackgroundTask:
+        """Sync the directory after an unclean stop, which may have come between the rename and the sync of a
+        snapshot. Then delete the segments that waited for this. See
+        test_a_power_loss_takes_no_snapshot_name_that_a_deletion_relies_on.
+        """
+        if self._has_unsynced_names:
+            yield partial(self.disk.sync_directory, self.directory)
+            self._has_unsynced_names = False
+        yield from self._remove(self._drop_dead())
+
+    def _next_base(self, segments: list[Segment]) -> int:
+        """Return the base offset of the segment after `segments`, which are the first ones."""
+        return list(self.segments)[len(segments)].base_offset
 
     def _give_up_indexes(self, dead: list[Segment]) -> None:
         self._is_directory_dirty = True
@@ -377,13 +409,12 @@ class LocalLog:
 
         At most `limits.max_drops_per_step` segments are handled. `_remove` deletes the renamed files.
         """
-        covered_to = self.covered_to or 0
-        dead = [segment for segment in self._dead_segments() if segment.end_offset <= covered_to]
+        dead = self._dead_segments(self.covered_to or 0)
         if not dead or self.is_swapping or self.failure is not None:
             return []
         dropped: list[_DroppedSegment] = []
         dead = dead[: self.config.limits.max_drops_per_step]
-        if self.recovery_point <= dead[-1].end_offset:
+        if self.recovery_point <= self._next_base(dead):
             # The next segment becomes the first one. Its name must be durable before the older segments are
             # renamed, as in `roll`. See test_no_power_loss_takes_the_first_segment_that_retention_leaves.
             self.disk.sync_directory(self.directory)
@@ -484,6 +515,7 @@ class LocalLog:
             sync_file(self.disk, f"{self.directory}/{name}", rewrites=self._rewrites_small_files)
         self._rewrites_small_files = False
         self.disk.sync_directory(self.directory)
+        self._has_unsynced_names = False
 
     def _fail(self, error: SyncFailed) -> None:
         """Take the partition offline after a failed sync.
@@ -509,7 +541,7 @@ class LocalLog:
             self.snapshot()
         if self.config.is_compacted and len(self.segments) > 1 and len(self.producers.table):
             # A full disk may have refused the snapshot of the last roll.
-            self._cover(list(self.segments)[:-1])
+            self._cover(self.segments.active.base_offset)
         if not (self.is_trimmed or self.is_closed or self.failure is not None):
             with suppress(OSError):  # on an error, the next retention run tries again
                 self._delete_dead()

@@ -16,6 +16,7 @@ Source: Kafka's LogManager, MetaPropertiesEnsemble, CleanShutdownFileHandler.
 
 from __future__ import annotations
 
+import errno
 import re
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -801,9 +802,14 @@ def _take_mark(disk: Disk, last_stop: _LastStop) -> None:
         if last_stop.is_clean:
             disk.rename(CLEAN_SHUTDOWN, STARTING)
     else:
-        # An earlier start may have left STARTING before Apache Kafka used the directory, so it is emptied. An
-        # empty file needs no room on the disk.
-        write_synced(disk, STARTING, b"")
+        # An earlier start may have left STARTING before Apache Kafka used the directory, so it is emptied.
+        try:
+            write_synced(disk, STARTING, b"")
+        except OSError as error:
+            # Even an empty file may need an inode, and a full disk must not prevent the start. See
+            # test_a_disk_that_takes_no_new_file_does_not_prevent_a_start.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
         for path in (CLEAN_SHUTDOWN, CONTENTS):
             remove_if_exists(disk, path)
     disk.sync_directory()

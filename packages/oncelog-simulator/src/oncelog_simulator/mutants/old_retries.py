@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import patch
 
+from oncelog.config import INT64_MAX
 from oncelog.log import manager, recovery
 from oncelog.log.local_log import LocalLog
 from oncelog.log.manager import LogManager
@@ -29,6 +30,20 @@ def _covered_if_unsynced(self: Any) -> int | None:
     is_unsynced = self.segments.first.base_offset >= self.recovery_point
     offset: int | None = self.producers.snapshot_offset
     return offset if is_unsynced else self.producers.snapshot_up_to(self.recovery_point)
+
+
+def _covered_at_own_end(self: Any, covered_to: int = INT64_MAX) -> list[Any]:
+    closed = list(self.segments)[:-1]
+    return [segment for segment in closed if segment.end_offset <= min(self.start_offset, covered_to)]
+
+
+def _covered_by_unsynced_names(self: Any) -> int | None:
+    offset: int | None = self.producers.snapshot_up_to(self.recovery_point)
+    return offset
+
+
+def _confirm_nothing(self: Any) -> Any:
+    yield None
 
 
 def _recovery_point(options: Any) -> int:
@@ -118,6 +133,28 @@ MUTANTS = [
         ),
     ),
     ClientMutant(
+        "a snapshot in the gap after a segment covers the segment",
+        "retries",
+        (),
+        ((LocalLog, "_dead_segments", _covered_at_own_end), *DELETED),
+        findings=("R1540",),
+        guards=("log/test_log_retention.py::test_segments_before_a_gap_wait_for_a_snapshot_behind_it",),
+    ),
+    ClientMutant(
+        "deletions rely on snapshots whose names a killed process has not synced",
+        "retries",
+        (),
+        (
+            (LocalLog, "covered_to", property(_covered_by_unsynced_names)),
+            (LocalLog, "_confirm_names", _confirm_nothing),
+            *DELETED,
+        ),
+        findings=("R1541",),
+        guards=(
+            "log/test_log_retention.py::test_a_power_loss_takes_no_snapshot_name_that_a_deletion_relies_on",
+        ),
+    ),
+    ClientMutant(
         "a gap in a compacted log stays above the recovery point",
         "retries",
         (),
@@ -135,6 +172,14 @@ NOT_CAUGHT: dict[str, str] = {
     "a start removes segments below the log start without a snapshot": (
         "needs a full disk in the start after DeleteRecords and a power loss: no seed in 150 s on a busy"
         " machine"
+    ),
+    "a snapshot in the gap after a segment covers the segment": (
+        "needs a snapshot in a gap that a power loss left, and a full disk in the start: no seed in 100 s on"
+        " a busy machine"
+    ),
+    "deletions rely on snapshots whose names a killed process has not synced": (
+        "needs a kill between a rename and its sync, and a power loss during the next deletion: no seed in"
+        " 100 s on a busy machine"
     ),
     "a start after an interrupted one trusts unsynced names": (
         "needs a start that is killed between a removal and its sync, and a power loss before the next flush:"
