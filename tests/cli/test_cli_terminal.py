@@ -87,6 +87,26 @@ def test_a_mistyped_topic_gets_a_suggestion(arguments: list[str], ours: str) -> 
     assert far.code == 1 and "did you mean" not in far.err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["configs", "alter", "--topic", "{topic}", "--set"],
+        ["configs", "alter", "--topic", "{topic}", "--yes", "--set"],
+        ["topics", "alter", "{topic}", "--config"],
+        ["topics", "create", "{topic}-other", "-c"],
+    ],
+    ids=" ".join,
+)
+def test_a_mistyped_setting_gets_a_suggestion(arguments: list[str], ours: str) -> None:
+    arguments = [part.format(topic=new_topic(ours)) for part in arguments]
+    got = oncelog(*arguments, "retention.m=1", servers=ours)
+    assert got.code == 1 and "INVALID_CONFIG" in got.err
+    assert "retention.m" in got.err and "; did you mean retention.ms?" in got.err
+    for other in ("zzz=1", "retention.ms=soon"):
+        got = oncelog(*arguments, other, servers=ours)
+        assert got.code == 1 and "INVALID_CONFIG" in got.err and "did you mean" not in got.err
+
+
 def test_a_wide_terminal_shows_a_table_and_a_narrow_one_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     table = printed(monkeypatch, 100, Terminal())
     assert "TOPIC" in table.splitlines()[0] and "HELD BACK BY" in table.splitlines()[0]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ import click
 from oncelog.cli.profiles import Profiles, read_profiles
 from oncelog.cli.properties import read_properties
 from oncelog.cli.tables import table
-from oncelog.errors import OncelogError, UnknownTopicOrPartition
+from oncelog.errors import InvalidConfig, OncelogError, UnknownTopicOrPartition
 
 DEFAULT_SERVERS = "127.0.0.1:9092"
 _SERVERS = "bootstrap.servers"
@@ -134,6 +135,40 @@ def _near_topic(config: ClientConfig, arguments: Mapping[str, Any]) -> str | Non
     missing = [name for text in texts if (name := text.partition(":")[0]) not in existing]
     near = difflib.get_close_matches(missing[0], existing, n=1) if missing else []
     return near[0] if near else None
+
+
+@contextlib.contextmanager
+def suggest_setting(admin: Any, resources: Sequence[Any], names: Iterable[str]) -> Iterator[None]:
+    """Add the most similar known name to an InvalidConfig error about one of the settings `names`.
+
+    The known names are those of `resources`. If `resources` is empty, they are those of some topic of the
+    cluster and those of TOPIC. The error is raised again.
+    """
+    try:
+        yield
+    except InvalidConfig as error:
+        known = _known_settings(admin, resources)
+        # A name that the error does not quote is not what the broker refuses.
+        refused = [name for name in names if name not in known and name in error.message]
+        near = difflib.get_close_matches(refused[0], known, n=1) if refused else []
+        if near:
+            error.detail = f"{error.message}; did you mean {near[0]}?"
+        raise
+
+
+def _known_settings(admin: Any, resources: Sequence[Any]) -> set[str]:
+    from oncelog.client.admin.types import ConfigResource
+    from oncelog.config import TOPIC
+
+    known = set() if resources else set(TOPIC.key_names())
+    with contextlib.suppress(OncelogError):  # the client may not be allowed to describe them
+        if not resources:
+            topics = admin.list_topics(include_internal=True)[:1]
+            resources = [ConfigResource("topic", topic.name) for topic in topics]
+        if resources:
+            for description in admin.describe_configs(resources).values():
+                known.update(description.entries)
+    return known
 
 
 def make_client_config(

@@ -18,6 +18,7 @@ from oncelog.cli.common import (
     parse_properties,
     say,
     say_target,
+    suggest_setting,
 )
 from oncelog.cli.watch import watch_option
 
@@ -144,7 +145,8 @@ def alter(
     say_target(client_config)
     with new_admin(client_config) as admin:
         before = admin.describe_configs(resources)
-        admin.alter_configs(dict.fromkeys(resources, changes), validate_only=not yes)
+        with suggest_setting(admin, resources, changes):
+            admin.alter_configs(dict.fromkeys(resources, changes), validate_only=not yes)
     rows = [
         _change_row(resource, name, before[resource].entries.get(name), value)
         for resource in resources

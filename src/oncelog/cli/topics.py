@@ -19,6 +19,7 @@ from oncelog.cli.common import (
     say,
     say_target,
     size_text,
+    suggest_setting,
 )
 from oncelog.cli.times import TimeType
 from oncelog.cli.watch import watch_option
@@ -161,19 +162,20 @@ def create(
     from oncelog.client.admin.core import raise_first
     from oncelog.errors import TopicAlreadyExists
 
-    requested = [NewTopic(name, partitions, replication_factor, parse_properties(configs)) for name in topics]
-    with new_admin(client_config) as admin:
+    settings = parse_properties(configs)
+    requested = [NewTopic(name, partitions, replication_factor, settings) for name in topics]
+    with new_admin(client_config) as admin, suggest_setting(admin, [], settings):
         created = admin.create_topics(requested, raise_errors=False)
-    for topic in created.values():
-        if topic.error is None:
-            say(f"created {topic.name}")
-        elif if_not_exists and isinstance(topic.error, TopicAlreadyExists):
-            say(f"{topic.name} exists already", err=True)
-    raise_first(
-        topic
-        for topic in created.values()
-        if not (if_not_exists and isinstance(topic.error, TopicAlreadyExists))
-    )
+        for topic in created.values():
+            if topic.error is None:
+                say(f"created {topic.name}")
+            elif if_not_exists and isinstance(topic.error, TopicAlreadyExists):
+                say(f"{topic.name} exists already", err=True)
+        raise_first(
+            topic
+            for topic in created.values()
+            if not (if_not_exists and isinstance(topic.error, TopicAlreadyExists))
+        )
 
 
 @command.command("alter")
@@ -207,7 +209,9 @@ def alter(
         raise click.UsageError("nothing to change: use --partitions, --config or --delete-config")
     with new_admin(client_config) as admin:
         if values:
-            admin.alter_configs({ConfigResource("topic", topic): values})
+            resource = ConfigResource("topic", topic)
+            with suggest_setting(admin, [resource], values):
+                admin.alter_configs({resource: values})
             say(f"altered {topic}: {', '.join(values)}")
         if partitions is not None:
             admin.create_partitions({topic: partitions})
