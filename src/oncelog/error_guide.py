@@ -209,10 +209,10 @@ ERRORS: dict[str, ErrorGuide] = {
         _ALLOW,
     ),
     "CLUSTER_AUTHORIZATION_FAILED": ErrorGuide(
-        "The principal is not allowed to perform this operation on the cluster, for example to change ACLs. Old brokers also send this error to idempotent producers.",
-        "admin clients; producers on old brokers",
+        "The principal is not allowed to perform this operation on the cluster, for example to change ACLs. An idempotent producer gets it without WRITE on any topic and without IDEMPOTENT_WRITE on the cluster (KIP-679).",
+        "admin clients; idempotent producers",
         _ACLS,
-        _ALLOW,
+        "Add an ACL with `oncelog acls add`, for a producer with `--producer --topic TOPIC`. Brokers before Kafka 2.8 need `--operation IDEMPOTENT_WRITE --cluster`. Or use another principal.",
     ),
     "INVALID_TIMESTAMP": ErrorGuide(
         "A record's timestamp is further from the broker's clock than the topic allows.",

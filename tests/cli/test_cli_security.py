@@ -37,7 +37,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         assert oncelog("users", "set", "admin", "--data-dir", str(data_dir)).code == 0
     config = {"authorizer.class.name": AUTHORIZER, "super.users": "User:admin"}
     with secured_broker(data_dir, certificates, **config) as broker:
-        for user in ("admin", "alice"):
+        for user in ("admin", "alice", "carol"):
             lines = client_config(broker, certificates, user).items()
             text = "".join(f"{key}={value}\n" for key, value in lines)
             (data_dir.parent / f"{user}.properties").write_text(text)
@@ -48,6 +48,33 @@ def as_user(broker: Broker, user: str, *arguments: str) -> tuple[int, str, str]:
     file = broker.data_dir.parent / f"{user}.properties"
     done = oncelog(*arguments, "--command-config", str(file), servers=broker.bootstrap_servers)
     return done.code, done.out, done.err
+
+
+def test_a_producer_without_the_right_to_write_is_told_which_acl_it_needs(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", typed(PASSWORD))
+    assert as_user(broker, "admin", "users", "set", "carol")[0] == 0
+    assert as_user(broker, "admin", "topics", "create", "written")[0] == 0
+    allow = ["acls", "add", "--allow-principal", "User:carol"]
+    assert as_user(broker, "admin", *allow, "--operation", "DESCRIBE", "--topic", "written")[0] == 0
+
+    def produce() -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.stdin", typed("hello"))
+        return as_user(broker, "carol", "produce", "written")
+
+    code, _, err = produce()
+    advice = "oncelog acls add --allow-principal User:NAME --producer --topic TOPIC"
+    assert code == 1 and "CLUSTER_AUTHORIZATION_FAILED (31): an idempotent producer needs WRITE" in err
+    assert advice in err and "IDEMPOTENT_WRITE on the cluster" in err
+    # With IDEMPOTENT_WRITE the producer starts, and the topic refuses its records.
+    assert as_user(broker, "admin", *allow, "--operation", "IDEMPOTENT_WRITE", "--cluster")[0] == 0
+    assert "TOPIC_AUTHORIZATION_FAILED" in produce()[2]
+    followed = advice.replace("NAME", "carol").replace("TOPIC", "written").split()[1:]
+    assert as_user(broker, "admin", *followed)[0] == 0
+    assert produce()[0] == 0
+    assert as_user(broker, "admin", "acls", "remove", "--principal", "User:carol", "--yes")[0] == 0
+    assert as_user(broker, "admin", "users", "delete", "carol", "--yes")[0] == 0
 
 
 def test_users_and_acls_are_added_listed_and_removed(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

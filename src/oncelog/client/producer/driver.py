@@ -37,6 +37,7 @@ from oncelog.config import PRODUCER
 from oncelog.errors import (
     AuthenticationError,
     BrokerError,
+    ClusterAuthorizationFailed,
     ConfigError,
     DisconnectedError,
     MisuseError,
@@ -56,6 +57,12 @@ from oncelog.wire.messages import InitProducerIdRequest
 _LOG = logging.getLogger("oncelog.producer")
 _IDLE_SECONDS = 60.0
 CLOSED = "this producer is closed; make a new one"
+_NOT_ALLOWED = (
+    "an idempotent producer needs WRITE on a topic (before Kafka 2.8: IDEMPOTENT_WRITE on the cluster). "
+    "Allow it with `oncelog acls add --allow-principal User:NAME --producer --topic TOPIC` (before 2.8: "
+    "`oncelog acls add --allow-principal User:NAME --operation IDEMPOTENT_WRITE --cluster`)"
+)
+"""What a client lacks that gets CLUSTER_AUTHORIZATION_FAILED for InitProducerId. Source: KIP-679."""
 
 
 def parse_settings(
@@ -395,6 +402,8 @@ class ProducerDriver:
                     raise_for_code(response.error_code)
                 except (DisconnectedError, TimedOut, PeerError, BrokerError) as error:
                     if isinstance(error, BrokerError) and not error.retriable:
+                        if isinstance(error, ClusterAuthorizationFailed):
+                            error.detail = error.detail or _NOT_ALLOWED
                         with self.lock:
                             error.reaction = "fatal"
                             self.core.fail_all(error)
