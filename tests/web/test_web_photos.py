@@ -219,6 +219,22 @@ def test_every_page_fits_the_window_and_runs_no_failing_script(
     page.context.close()
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_labels_of_past_transactions_are_readable_in_a_narrow_window(
+    scheme: str, browser: Browser, address: str
+) -> None:
+    """Regression: the chart was scaled to the window with its labels, which were 5 pixels high."""
+    page = _page(browser, scheme, 360)
+    page.goto(address + PAGES["transaction"])
+    lane = page.locator(".lane").first
+    assert lane.evaluate("lane => parseFloat(getComputedStyle(lane).fontSize)") >= 12
+    boxes = [part.bounding_box() for part in lane.locator("span, svg").all()]
+    (begun, bar, outcome) = [box for box in boxes if box is not None]
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= 360 for box in (begun, bar, outcome))
+    assert begun["x"] + begun["width"] <= outcome["x"] and begun["y"] + begun["height"] <= bar["y"]
+    page.context.close()
+
+
 def _lose_an_acknowledgement(page: Page) -> None:
     """Switch a fault on in the page, and produce through the proxy, so that an acknowledgement is lost."""
     page.get_by_role("button", name="Lose the next acknowledgement").click()

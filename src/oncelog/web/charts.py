@@ -1,4 +1,4 @@
-"""Small charts as SVG text, drawn on the server so that the pages need no script for them. No I/O.
+"""Small charts as SVG and HTML text, drawn on the server so that the pages need no script for them. No I/O.
 
 Colours come from the CSS classes of base.html, which has a light and a dark scheme. Each chart has a text for
 screen readers.
@@ -81,39 +81,43 @@ def batch_blocks(batches: Sequence[StoredBatch]) -> str:
     return _svg(width, _ROW, "blocks", text, "".join(parts))
 
 
-_LANE, _LABEL, _SPAN = 26, 190, 560
+_SPAN, _LANE = 560, 16
 
 
 def transaction_lanes(past: Sequence[PastTransaction], now_ms: int) -> str:
     """Return a chart with a lane for each transaction, on a common time axis. Ticks show when partitions
     joined.
 
-    The colour shows the outcome: committed, aborted or open.
+    The colour shows the outcome: committed, aborted or open. Only the bars are SVG and take the width of the
+    window; the labels are text, so that they keep their size. In a narrow window, base.html puts the labels
+    above their bar. Guard: test_the_labels_of_past_transactions_are_readable_in_a_narrow_window.
     """
     if not past:
         return ""
     first_ms = min(txn.start_ms for txn in past)
     last_ms = max([txn.last_ms if txn.outcome else now_ms for txn in past] + [first_ms + 1])
     scale = _SPAN / max(last_ms - first_ms, 1)
-    parts = []
-    for row, txn in enumerate(past):
-        y = row * _LANE + 4
+    lanes = []
+    for txn in past:
         end_ms = txn.last_ms if txn.outcome else max(now_ms, txn.last_ms)
-        x, width = _LABEL + (txn.start_ms - first_ms) * scale, max((end_ms - txn.start_ms) * scale, 3.0)
+        x, width = (txn.start_ms - first_ms) * scale, max((end_ms - txn.start_ms) * scale, 3.0)
         state = {"commit": "committed", "abort": "aborted", None: "open"}[txn.outcome]
         label = f"{time_text(txn.start_ms)[11:]} epoch {txn.producer_epoch}"
-        parts.append(f'<text x="0" y="{y + 13}">{escape(label)}</text>')
-        parts.append(
-            f'<rect class="txn {state}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="16" rx="3"/>'
-        )
-        parts += [
-            f'<line class="tick" x1="{t:.1f}" x2="{t:.1f}" y1="{y}" y2="{y + 16}"/>'
-            for t in {_LABEL + (added_ms - first_ms) * scale for added_ms, _ in txn.added}
-        ]
         length = duration_text(end_ms - txn.start_ms)
-        parts.append(f'<text x="{_LABEL + _SPAN + 10}" y="{y + 13}">{escape(f"{state}, {length}")}</text>')
+        # A bar that begins at the end of the axis is drawn to the left of it.
+        x = min(x, _SPAN - width)
+        bar = f'<rect class="txn {state}" x="{x:.1f}" width="{width:.1f}" height="{_LANE}"/>'
+        ticks = "".join(
+            f'<line class="tick" x1="{t:.1f}" x2="{t:.1f}" y1="0" y2="{_LANE}"/>'
+            for t in sorted({(added_ms - first_ms) * scale for added_ms, _ in txn.added})
+        )
+        lanes.append(
+            f'<div class="lane"><span>{escape(label)}</span>'
+            f'<svg viewBox="0 0 {_SPAN} {_LANE}" preserveAspectRatio="none">{bar}{ticks}</svg>'
+            f"<span>{escape(f'{state}, {length}')}</span></div>"
+        )
     text = f"{len(past)} transactions from {time_text(first_ms)} to {time_text(last_ms)}"
-    return _svg(_LABEL + _SPAN + 170, len(past) * _LANE + 6, "lanes", text, "".join(parts))
+    return f'<div class="lanes" role="img" aria-label={quoteattr(text)}>{"".join(lanes)}</div>'
 
 
 def _svg(width: float, height: float, kind: str, label: str, content: str) -> str:
