@@ -201,3 +201,32 @@ def test_ctrl_c_leaves_the_newest_output_and_a_usable_terminal(ours: str) -> Non
         assert "\x1b[?" not in terminal.printed, "no mode of the terminal is changed"
     assert head.startswith("every 0.1 s, ") and empty == "" and titles.startswith("TOPIC ")
     assert rows[0].startswith(f"{topic} ") and rows[-1] == ""
+
+
+def test_a_terminal_of_a_new_size_is_filled_again_at_once(ours: str) -> None:
+    """With an hour between two rounds, only the change of the size can begin the next one."""
+    topic = new_topic(ours)
+    command = [sys.executable, "-m", "oncelog.cli.main", "configs", "describe", "--topic", topic, "--all"]
+    with PseudoTerminal(100, 24) as terminal:
+        process = terminal.start([*command, "--watch", "3600", "-b", ours])
+        terminal.read_until("Ctrl-C ends")
+        for columns, lines in ((44, 10), (120, 30), (120, 6), (36, 40)):
+            terminal.resize(columns, lines)
+            terminal.read_until("Ctrl-C ends")
+            terminal.read_until("\n\x1b[J")
+            visible = terminal.screen().visible
+            assert len(visible) == lines and max(map(len, visible)) <= columns
+            assert visible[0].startswith("every 3600 s, ") and visible[-2:] == ["...", ""]
+            assert ("NAME" in visible[2]) == (columns == 120), "blocks replace a table that is too wide"
+        terminal.type("\x03")
+        assert process.wait(120) == 0
+
+
+def test_the_mark_of_cropped_output_fits_a_terminal_of_one_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = new_terminal(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "1")
+    monkeypatch.setenv("LINES", "4")
+    frame = watch._Frame()
+    for _ in range(3):
+        frame.show("abcdefgh")
+    assert Screen(terminal.getvalue(), 1, 4).rows == ["a", "b", ".", ""]

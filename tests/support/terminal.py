@@ -122,6 +122,15 @@ class PseudoTerminal:
         )
         return self._process
 
+    def resize(self, columns: int, lines: int) -> None:
+        """Give the terminal another size, of which the system sends the command a signal.
+
+        `screen` then knows only what is printed from now on.
+        """
+        self.screen()
+        self.columns, self.lines, self.printed = columns, lines, ""
+        termios.tcsetwinsize(self._controller, (lines, columns))
+
     def type(self, keys: str) -> None:
         os.write(self._controller, keys.encode())
 

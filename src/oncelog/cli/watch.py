@@ -6,7 +6,9 @@ import contextlib
 import functools
 import io
 import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -22,6 +24,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_SECONDS = 2.0
 _MIN_SECONDS, _MAX_SECONDS = 0.1, 86_400.0
+_SETTLED_SECONDS = 0.1
+"""Seconds for which a terminal must keep a new size before the next round begins."""
 _pause = time.sleep
 
 
@@ -108,7 +112,7 @@ class _Screen(io.StringIO):
 
 
 def _show_in_place(rounds: _Rounds, seconds: float) -> None:
-    frame = _Frame()
+    frame, resized = _Frame(), _ResizeSignal()
     try:
         while True:
             screen = _Screen()
@@ -117,9 +121,58 @@ def _show_in_place(rounds: _Rounds, seconds: float) -> None:
             head = f"every {seconds:g} s, {datetime.now().strftime('%H:%M:%S')}; Ctrl-C ends"
             head = click.style(head, dim=True) if has_styles() else head
             frame.show(f"{head}\n\n{screen.getvalue()}")
-            _pause(seconds)
+            resized.pause(seconds)
     finally:
+        resized.close()
         frame.end()
+
+
+class _Resized(Exception):
+    """Raised by the signal handler to end a pause."""
+
+
+class _ResizeSignal:
+    """The terminal's SIGWINCH, which ends a pause: until the next round, the terminal would show rows that
+    were made for its old size. Windows has no such signal.
+    """
+
+    def __init__(self) -> None:
+        self._is_pausing = self._is_pending = False
+        # Only the main thread may set a signal handler.
+        self._is_on = hasattr(signal, "SIGWINCH") and threading.current_thread() is threading.main_thread()
+        if self._is_on:
+            self._previous = signal.signal(signal.SIGWINCH, self._on_signal)
+
+    def _on_signal(self, *_: object) -> None:
+        self._is_pending = True
+        if self._is_pausing:
+            self._is_pausing = False
+            raise _Resized
+
+    def pause(self, seconds: float) -> None:
+        """Wait for `seconds`, or until the terminal has a new size and keeps it for a moment."""
+        # A window that is dragged to another size sends many signals.
+        while self._is_cut_short(seconds):
+            seconds = _SETTLED_SECONDS
+
+    def _is_cut_short(self, seconds: float) -> bool:
+        try:
+            self._is_pausing = True
+            if not self._is_pending:
+                _pause(seconds)
+            # Inside the block, because the handler may raise until this line has run.
+            self._is_pausing = False
+        except _Resized:
+            pass
+        finally:
+            self._is_pausing = False
+        was_pending, self._is_pending = self._is_pending, False
+        return was_pending
+
+    def close(self) -> None:
+        """Restore the previous handler."""
+        if self._is_on:
+            signal.signal(signal.SIGWINCH, self._previous or signal.SIG_DFL)
 
 
 class _Frame:
@@ -148,7 +201,7 @@ class _Frame:
             self._height = 0
         rows = [row for line in self._text.splitlines() for row in _rows(line, size.columns)]
         if is_cropped and len(rows) >= size.lines:
-            rows = [*rows[: max(size.lines - 2, 0)], "..."]
+            rows = [*rows[: max(size.lines - 2, 0)], "..."[: size.columns]]
         up = f"\x1b[{self._height}A" if self._height else ""
         # Each row is erased just before it is written, and all rows are written together, to avoid flicker.
         frame = f"\r{up}" + "".join(f"\x1b[2K{row}\n" for row in rows) + "\x1b[J"

@@ -62,7 +62,7 @@ _NOT_ALLOWED = (
     "Allow it with `oncelog acls add --allow-principal User:NAME --producer --topic TOPIC` (before 2.8: "
     "`oncelog acls add --allow-principal User:NAME --operation IDEMPOTENT_WRITE --cluster`)"
 )
-"""What a client lacks that gets CLUSTER_AUTHORIZATION_FAILED for InitProducerId. Source: KIP-679."""
+"""The text of a CLUSTER_AUTHORIZATION_FAILED for InitProducerId. Source: KIP-679."""
 
 
 def parse_settings(
