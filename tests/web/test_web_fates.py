@@ -8,7 +8,7 @@ from oncelog.rules.transactions.entry import TransactionEntry, TransactionState
 from oncelog.types import TopicPartition
 from oncelog.web.charts import batch_blocks, offsets_bar, sparkline, transaction_lanes
 from oncelog.web.fates import Fate, StoredBatch, fates, remembered
-from oncelog.web.timeline import PastTransaction, past_transactions
+from oncelog.web.timeline import PastTransaction, newest_init, past_transactions
 
 # Each word is a batch: its offset and its kind. "t1" is a transactional batch of producer 1. "c1" and "a1"
 # are its COMMIT and ABORT markers. "p" is a plain batch. "+" and "-" mean that a read_committed fetch
@@ -90,6 +90,32 @@ def test_past_transactions_have_their_steps() -> None:
         PastTransaction(7, 3, 30, [(30, TP)], 35, 36, "abort"),
         PastTransaction(7, 3, 40, [(40, TP)]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("state", "epoch", "client_version", "is_fenced"),
+    [
+        (TransactionState.PREPARE_ABORT, 4, 0, True),
+        (TransactionState.PREPARE_ABORT, 4, 1, True),
+        (TransactionState.COMPLETE_ABORT, 4, 0, True),
+        (TransactionState.PREPARE_ABORT, 3, 0, False),  # the client's own abort
+        (TransactionState.PREPARE_ABORT, 4, 2, False),  # any end raises the epoch
+        (TransactionState.PREPARE_COMMIT, 4, 2, False),
+    ],
+)
+def test_an_abort_that_fenced_the_producer_is_named_if_the_log_proves_it(
+    state: TransactionState, epoch: int, client_version: int, is_fenced: bool
+) -> None:
+    end = entry(state, 35, 30, TP)._replace(producer_epoch=epoch, client_version=client_version)
+    (txn,) = past_transactions([entry(TransactionState.ONGOING, 30, 30, TP), end])
+    assert txn.is_fenced == is_fenced
+
+
+def test_the_newest_init_is_shown_if_it_raised_the_epoch() -> None:
+    first = entry(TransactionState.EMPTY, 1, -1)._replace(producer_epoch=0)
+    ongoing, second = entry(TransactionState.ONGOING, 2, 2, TP), entry(TransactionState.EMPTY, 9, -1)
+    assert newest_init([]) is newest_init([first, ongoing]) is None
+    assert newest_init([first, second, ongoing]) == second
 
 
 def test_a_transaction_whose_beginning_was_compacted_is_shown() -> None:

@@ -69,6 +69,19 @@ def test_an_open_transaction_is_seen_everywhere(pages: TestClient, servers: str)
     assert topic in text(pages, f"/topics?name={topic}")
 
 
+def test_the_page_of_a_transactional_id_says_who_was_fenced(pages: TestClient, servers: str) -> None:
+    name, topic = f"page-{os.getpid()}-{next(_numbers)}", new_topic(servers)
+    with producer_of(servers, transactional_id=name) as first:
+        first.init_transactions()
+        with first.transaction():
+            first.send(topic, b"a").result(60)
+        assert "Fenced" not in text(pages, f"/transactions/{name}")
+        with producer_of(servers, transactional_id=name) as second:
+            second.init_transactions()
+            page = text(pages, f"/transactions/{name}")
+    assert re.search(r"Fenced every producer before id \d+, epoch \d+, which InitProducerId gave at 20", page)
+
+
 def _stable_end(servers: str, topic: str) -> int:
     """Return the last stable offset.
 

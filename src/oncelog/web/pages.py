@@ -36,7 +36,7 @@ from oncelog.web.rendering import Renderer
 from oncelog.web.sampler import Sampler
 from oncelog.web.sinks import SinkState, sink_groups, sink_state, some_parts
 from oncelog.web.stories import Stories
-from oncelog.web.timeline import past_transactions
+from oncelog.web.timeline import newest_init, past_transactions
 
 Item = TypeVar("Item")
 _NOT_THERE = (TransactionalIdNotFound, GroupIdNotFound, UnknownTopicOrPartition)
@@ -280,14 +280,16 @@ class Pages:
         """Return the state of the transactional id in the URL, and its past transactions."""
         name = request.query_params.get("id", request.path_params["id"])
         described = self._admin.describe_transactions([name])[name]
-        past, unreadable = [], None
+        past, init, unreadable = [], None, None
         try:
-            past = past_transactions(self._reader.transaction_log(name))
+            entries = self._reader.transaction_log(name)
+            past, init = past_transactions(entries), newest_init(entries)
         except OncelogError as error:
             unreadable = error
         return {
             "transaction": described,
             "past": past[-SHOWN_TRANSACTIONS:],
+            "init": init,
             "unreadable": unreadable,
             "now_ms": system.current().wall_ns() // 1_000_000,
         }
