@@ -274,3 +274,25 @@ def test_no_page_scrolls_sideways_or_runs_what_a_name_says(
         page.get_by_role("link", name="<img src=x").click()
         expect(page.locator("h1")).to_contain_text("<img src=x onerror=alert(1)>")
     assert page.locator("img").count() == 0
+
+
+def test_a_search_continues_by_itself_until_it_is_stopped_or_matches(
+    page: Page, broker: Broker, address: str
+) -> None:
+    create(broker, "sought")
+    with producer_of(broker.bootstrap_servers) as producer:
+        for _ in range(24):  # a page reads at most 8 MB of a partition
+            producer.send("sought", bytes(1_000_000)).result(60)
+        producer.send("sought", b"wanted").result(60)
+    page.goto(f"{address}/topics/sought/messages?value=wanted&partition=0&from=offset&at=0")
+    page.get_by_text("Search from the beginning").click()
+    expect(page.get_by_text("100 % of the offsets are searched")).to_be_visible()
+    expect(page.locator("tr[data-key]")).to_contain_text("wanted")
+    assert "at=0%3A" in page.url, "the address is that of the part with the match"
+
+    held: list[Route] = []
+    page.route("**/messages?*at=0%3A*go=1", lambda route: held.append(route))
+    page.goto(f"{address}/topics/sought/messages?value=wanted&partition=0&from=each&at=&go=1")
+    page.get_by_role("link", name="Stop").click()
+    expect(page.get_by_role("link", name="Search on")).to_be_visible()
+    assert page.locator("main").get_attribute("data-next") is None

@@ -70,6 +70,45 @@ def test_each_message_shows_its_fate_producer_and_sequence(pages: TestClient, se
     assert shown.index("undecided") < shown.index("taken back") < shown.index("amount"), "the newest first"
 
 
+def test_a_search_continues_through_all_partitions_until_a_record_matches(
+    pages: TestClient, servers: str, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = f"sought-{os.getpid()}-{next(_numbers)}"
+    admin.create_topics([NewTopic(topic, 2)])
+    with producer_of(servers) as producer:
+        for index in range(12):
+            value = b"wanted%d" % index if index in (6, 7, 11) else b"other"
+            producer.send(topic, value, partition=index % 2).result(60)  # a batch each
+    # The smallest part: a page decodes one batch of each partition.
+    monkeypatch.setattr("oncelog.web.pages.MAX_DECODED_BYTES", 0)
+    address = f"/topics/{topic}/messages"
+
+    def link(page: str, words: str) -> str:
+        (query,) = re.findall(rf'<a href="([^"]+)">{words}', page)
+        return address + unescape(query)
+
+    def follow(path: str) -> tuple[int, str]:
+        """Follow the parts as the page's script does. Return their number, and the last page."""
+        count, page = 1, pages.get(path).text
+        while following := re.findall(r'<main[^>]* data-next="([^"]+)"', page):
+            assert "No message in these offsets matches" in page and "go=" not in link(page, "Stop")
+            count, page = count + 1, pages.get(address + unescape(following[0])).text
+        return count, page
+
+    first = pages.get(f"{address}?value=wanted&limit=1").text
+    count, page = follow(link(first, "Search from the beginning"))
+    assert count == 4 and "58 % of the offsets" in page and "wanted6" in page and "wanted7" not in page
+    # The limit left out the match in the other partition, so the next part begins with it.
+    count, page = follow(link(page, "Search on"))
+    assert count == 1 and "wanted7" in page and "wanted6" not in page
+    count, page = follow(link(page, "Search on"))
+    assert count == 2 and "wanted11" in page and "100 % of the offsets" in page
+    assert "The search has reached the end" in page and "Search on" not in page
+    count, page = follow(f"{address}?from=each&value=nowhere&go=1")
+    assert count == 6 and "The search has reached the end" in page
+    assert pages.get(f"{address}?from=each&at=0:x").status_code == 400
+
+
 def test_messages_are_found_by_offset_time_partition_and_content(
     pages: TestClient, servers: str, admin: Admin
 ) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -196,8 +197,9 @@ class Pages:
     def messages(self, request: Request) -> dict[str, Any]:
         """Return those messages of the topic in the URL that the URL's query selects.
 
-        The query has `partition` (a number, or empty for all), `from` (last, offset, since or time) with its
-        `at`, `limit`, and the filters `key`, `value` and `header`.
+        The query has `partition` (a number, or empty for all), `from` (last, offset, each, since or time)
+        with its `at`, `limit`, and the filters `key`, `value` and `header`. With `go`, the page continues by
+        itself until a record matches.
         """
         query = {name: str(value).strip() for name, value in request.query_params.items()}
         topic, tps = request.path_params["name"], self._partitions(request.path_params["name"])
@@ -226,9 +228,7 @@ class Pages:
         kept = {name: query[name] for name in filters if query.get(name)}
 
         def page_link(tp: TopicPartition, offset: int) -> str:
-            return "?" + urlencode(
-                {"partition": tp.partition, "from": "offset", "at": offset, "limit": limit, **kept}
-            )
+            return _link(tp.partition, limit, kept, "offset", offset)
 
         shown, registry_error = self._decoder.shown(messages)
         return {
@@ -244,6 +244,8 @@ class Pages:
             "filters": kept,
             "earlier": earlier,
             "page_link": page_link,
+            "whole": _link(query.get("partition", ""), limit, kept, "each", "", go=1),
+            "continued": _continued(query, limit, kept, found, ends, messages) if way == "each" else None,
             "ends": ends,
             "max_headers": MAX_SHOWN_HEADERS,
             "max_header_bytes": MAX_HEADER_BYTES,
@@ -255,6 +257,8 @@ class Pages:
         """Return the offset in each partition at which the search begins."""
         if way == "offset":
             return dict.fromkeys(ends, _whole(at or "0", "offset"))
+        if way == "each":
+            return dict.fromkeys(ends, 0) | _positions(next(iter(ends)).topic if ends else "", at)
         moment_ms = _moment_ms(way, at)
         listed = self._admin.list_offsets(dict.fromkeys(ends, moment_ms), raise_errors=False)
         return {
@@ -396,6 +400,64 @@ def _merged(found: dict[TopicPartition, Found], limit: int, *, is_newest: bool) 
     order: Collection[Message] = [message for part in found.values() for message in part.messages]
     messages = sorted(order, key=lambda message: (message.timestamp_ms, message.tp, message.offset))
     return messages[-limit:][::-1] if is_newest else messages[:limit]
+
+
+def _link(
+    partition: object, limit: int, filters: Mapping[str, str], way: str, at: object, **more: int
+) -> str:
+    return "?" + urlencode({"partition": partition, "from": way, "at": at, "limit": limit, **filters, **more})
+
+
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """A search through whole partitions, of which one page is a bounded part.
+
+    `link` is the next part; None at the end. `stop_link` is this part, without a next one by itself.
+    `is_running` is True if the page gets the next part by itself. `searched` is the part of all offsets that
+    has been searched, in percent.
+    """
+
+    link: str | None
+    stop_link: str
+    is_running: bool
+    searched: int
+
+
+def _continued(
+    query: Mapping[str, str],
+    limit: int,
+    filters: Mapping[str, str],
+    found: Mapping[TopicPartition, Found],
+    ends: Mapping[TopicPartition, PartitionEnds],
+    messages: Sequence[Message],
+) -> Continued:
+    shown = {(message.tp, message.offset) for message in messages}
+    following, is_ended, searched, total = {}, True, 0, 0
+    for tp, part in found.items():
+        # The limit holds for all partitions together, so some matches of a partition may not be shown.
+        left_out = [message.offset for message in part.messages if (tp, message.offset) not in shown]
+        following[tp] = min([part.next_offset, *left_out])
+        start, end = ends[tp].start or 0, ends[tp].end or 0
+        searched, total = searched + max(following[tp] - start, 0), total + end - start
+        # Compaction may have removed the last offsets: then the search gets no further, and has ended.
+        is_ended = is_ended and (following[tp] >= end or (part.next_offset == part.start and not left_out))
+    positions = ",".join(f"{tp.partition}:{offset}" for tp, offset in following.items())
+    partition = query.get("partition", "")
+    return Continued(
+        None if is_ended else _link(partition, limit, filters, "each", positions, go=1),
+        _link(partition, limit, filters, "each", query.get("at", "")),
+        bool(query.get("go")) and not messages and not is_ended,
+        100 if is_ended else 100 * searched // max(total, 1),
+    )
+
+
+def _positions(topic: str, text: str) -> dict[TopicPartition, int]:
+    """Return the offsets of `PARTITION:OFFSET,...`."""
+    pairs = [part.partition(":") for part in text.split(",") if part]
+    return {
+        TopicPartition(topic, _whole(partition, "partition")): _whole(offset, "offset")
+        for partition, _, offset in pairs
+    }
 
 
 def _whole(text: str, name: str) -> int:
