@@ -166,6 +166,9 @@ MUTANTS = [
     ),
 ]
 NOT_CAUGHT: dict[str, str] = {
+    "a gap in a compacted log stays above the recovery point": (
+        "needs a change of the cleanup policy soon after a start that found a gap: no seed in 200 s"
+    ),
     "deleting unsynced segments takes the snapshot of synced ones": (
         "a flush soon follows most deletions: no seed in 150 s on a busy machine"
     ),
