@@ -162,6 +162,7 @@ ARGUMENTS = {
     "quotas set": ["--user", "u", "producer_byte_rate=1"],
     "transactions abort": ["t:0", "--producer-id", "1", "--yes"],
     "transactions describe": ["x"],
+    "transactions terminate": ["x", "--yes"],
     "audit": ["t"],
     "explain": ["lost-ack"],
 }
