@@ -43,9 +43,8 @@ SET_OFFSETS = (
 def append(connection: dbapi.Connection, table: str, rows: pa.Table, batch_id: int) -> None:
     """Append the rows that the table does not have yet.
 
-    The transaction that adds rows also stores the last offset and micro-batch of each partition. A partition
-    is read in order, so rows up to that offset are in the table: from a repeated micro-batch, or from
-    another checkpoint. The lock makes a second driver wait for the end of the first one's transaction.
+    The transaction that adds rows also stores the last offset and micro-batch of each partition. Partitions
+    are read in order, so rows up to it are in the table. The lock makes a second driver wait for the first.
     """
     added = []
     with connection.cursor() as cursor:
