@@ -34,7 +34,12 @@ func (c *client) Send(topic string, partition int32, value string, done func(err
 	writer := c.writers[key]
 	if writer == nil {
 		toPartition := kafka.BalancerFunc(func(kafka.Message, ...int) int { return int(partition) })
-		writer = &kafka.Writer{Addr: kafka.TCP(os.Args[1]), Topic: topic, Balancer: toPartition, BatchSize: 1}
+		// The defaults of 3 to 10 s are too short for a busy machine: the writer gives up, and no batch is sent.
+		writer = &kafka.Writer{
+			Addr: kafka.TCP(os.Args[1]), Topic: topic, Balancer: toPartition, BatchSize: 1,
+			ReadTimeout: commands.ReadLimit, WriteTimeout: commands.ReadLimit,
+			Transport: &kafka.Transport{DialTimeout: commands.ReadLimit},
+		}
 		c.writers[key] = writer
 	}
 	go func() { done(writer.WriteMessages(context.Background(), kafka.Message{Value: []byte(value)})) }()
