@@ -79,7 +79,7 @@ from oncelog.client.arguments import (
     partitions_of,
     with_renamed_keyword,
 )
-from oncelog.client.closing import close_to_the_end
+from oncelog.client.closing import start_or_close
 from oncelog.client.connection.cluster import (
     UNKNOWN_TOPIC_PATIENCE_MS,
     ClusterConnection,
@@ -177,13 +177,7 @@ class AsyncAdmin:
         await self._router.close()
 
     async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:
-            # Without an __aenter__ that succeeds, `async with` calls no __aexit__. Guard:
-            # test_a_cancelled_start_or_end_of_a_block_leaves_no_connection.
-            await close_to_the_end(self.close())
-            raise
+        await start_or_close(self.start, self.close)
         return self
 
     async def __aexit__(

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from oncelog.client.arguments import by_partition, offsets_of, partitions_of, topic_of
-from oncelog.client.closing import close_in_background, close_to_the_end
+from oncelog.client.closing import close_in_background, start_or_close
 from oncelog.client.connection.cluster import ClusterConnection, parse_bootstrap
 from oncelog.client.consumer.core import ConsumerCore
 from oncelog.client.consumer.fetch_messages import FetchOptions
@@ -234,13 +234,7 @@ class AsyncConsumer:
             await self._cluster.close()
 
     async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:
-            # Without an __aenter__ that succeeds, `async with` calls no __aexit__. Guard:
-            # test_a_cancelled_start_or_end_of_a_block_leaves_no_connection.
-            await close_to_the_end(self.end_at_once())
-            raise
+        await start_or_close(self.start, self.end_at_once)
         return self
 
     async def __aexit__(
