@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import socket
 import sys
 import termios
 from collections.abc import Callable, Iterator
@@ -27,10 +28,11 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """
     seen: list[float] = []
 
-    def pause(seconds: float) -> None:
+    def pause(seconds: float, *wake: socket.socket) -> bool:
         seen.append(seconds)
         if len(seen) == 3:
             raise KeyboardInterrupt
+        return False
 
     monkeypatch.setattr(watch, "_pause", pause)
     return seen

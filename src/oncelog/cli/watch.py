@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import select
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -26,7 +28,14 @@ DEFAULT_SECONDS = 2.0
 _MIN_SECONDS, _MAX_SECONDS = 0.1, 86_400.0
 _SETTLED_SECONDS = 0.1
 """Seconds for which a terminal must keep a new size before the next round begins."""
-_pause = time.sleep
+
+
+def _pause(seconds: float, *wake: socket.socket) -> bool:
+    """Wait for `seconds`, or until one of the sockets is readable. Return whether one is."""
+    if not wake:
+        time.sleep(seconds)
+        return False
+    return bool(select.select(wake, [], [], seconds)[0])
 
 
 class _SecondsType(click.ParamType):  # type: ignore[type-arg]
@@ -127,52 +136,37 @@ def _show_in_place(rounds: _Rounds, seconds: float) -> None:
         frame.end()
 
 
-class _Resized(Exception):
-    """Raised by the signal handler to end a pause."""
-
-
 class _ResizeSignal:
     """The terminal's SIGWINCH, which ends a pause: until the next round, the terminal would show rows that
     were made for its old size. Windows has no such signal.
     """
 
     def __init__(self) -> None:
-        self._is_pausing = self._is_pending = False
+        self._sockets: tuple[socket.socket, ...] = ()
         # Only the main thread may set a signal handler.
-        self._is_on = hasattr(signal, "SIGWINCH") and threading.current_thread() is threading.main_thread()
-        if self._is_on:
+        if hasattr(signal, "SIGWINCH") and threading.current_thread() is threading.main_thread():
+            self._sockets = socket.socketpair()
+            for end in self._sockets:
+                end.setblocking(False)
             self._previous = signal.signal(signal.SIGWINCH, self._on_signal)
 
     def _on_signal(self, *_: object) -> None:
-        self._is_pending = True
-        if self._is_pausing:
-            self._is_pausing = False
-            raise _Resized
+        with contextlib.suppress(BlockingIOError):  # enough signals are waiting
+            self._sockets[1].send(b"\0")
 
     def pause(self, seconds: float) -> None:
         """Wait for `seconds`, or until the terminal has a new size and keeps it for a moment."""
         # A window that is dragged to another size sends many signals.
-        while self._is_cut_short(seconds):
+        while _pause(seconds, *self._sockets[:1]):
+            self._sockets[0].recv(4096)
             seconds = _SETTLED_SECONDS
-
-    def _is_cut_short(self, seconds: float) -> bool:
-        try:
-            self._is_pausing = True
-            if not self._is_pending:
-                _pause(seconds)
-            # Inside the block, because the handler may raise until this line has run.
-            self._is_pausing = False
-        except _Resized:
-            pass
-        finally:
-            self._is_pausing = False
-        was_pending, self._is_pending = self._is_pending, False
-        return was_pending
 
     def close(self) -> None:
         """Restore the previous handler."""
-        if self._is_on:
+        if self._sockets:
             signal.signal(signal.SIGWINCH, self._previous or signal.SIG_DFL)
+        for end in self._sockets:
+            end.close()
 
 
 class _Frame:
