@@ -34,6 +34,7 @@ from oncelog.runtime.clock import Clock
 from oncelog.runtime.event_log import log_event
 from oncelog.runtime.loop_thread import LoopThread, close_loop, new_event_loop
 from oncelog.runtime.tls import uses_sasl, uses_tls
+from oncelog.server.allocator import tune_allocator
 from oncelog.server.background import BackgroundRunner
 from oncelog.server.disk import RealDisk
 from oncelog.server.gc_tuner import GcTuner
@@ -429,6 +430,7 @@ def run_foreground(
     listeners = checked_listeners(settings)
     if metrics is not None:
         check_metrics(metrics[0], settings)
+    tune_allocator()
     clock = Clock()
     node = open_node(data_dir, settings, clock)
     GcTuner().install()

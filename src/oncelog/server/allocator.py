@@ -1,0 +1,38 @@
+"""Settings of glibc's allocator for a broker process.
+
+By default, glibc raises both thresholds by itself with the sizes that it frees. Responses of many megabytes
+then lie in the heap, and small objects behind them keep it from shrinking. Below the thresholds, glibc
+returns memory after almost every response and requests it again for the next one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+MMAP_THRESHOLD_BYTES = 4 << 20
+"""Buffers of at least this size get their own mapping, which ends with the buffer. It is above 1 MB, the
+default of `max.request.size` and `max.partition.fetch.bytes`: a mapping costs a page fault per page."""
+TRIM_THRESHOLD_BYTES = 32 << 20
+"""Freed bytes at the end of the heap from which they are returned to the operating system."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
+
+
+def tune_allocator() -> bool:
+    """Set both thresholds for this process. Return whether it was done.
+
+    Nothing is changed without glibc, or if the environment sets an option of its allocator.
+    """
+    if os.environ.keys() & {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"}:
+        return False
+    try:
+        libc = ctypes.CDLL(None)
+        _ = libc.gnu_get_libc_version
+    except (OSError, TypeError, AttributeError):  # TypeError: Windows has no library of this name
+        return False
+    was_set = [
+        libc.mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES),
+        libc.mallopt(_M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES),
+    ]
+    return all(was_set)
