@@ -9,7 +9,6 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
 
 from oncelog.config import INT64_MAX
 from oncelog.errors import InvalidRecord, KafkaStorageError
@@ -27,13 +26,6 @@ from oncelog.types import TimestampType, TopicPartition
 from oncelog.wire.batch import BatchHeader, stamp
 
 _LOG_APPEND_TIME = TimestampType.LOG_APPEND_TIME
-
-
-class _DroppedSegment(NamedTuple):
-    """A deleted segment whose files have been renamed. `remove` deletes the renamed files."""
-
-    end_offset: int
-    remove: BlockingCall
 
 
 class LocalLog:
@@ -404,15 +396,16 @@ class LocalLog:
         for segment in dead:
             segment.give_up_indexes()
 
-    def _drop_dead(self) -> list[_DroppedSegment]:
+    def _drop_dead(self) -> list[BlockingCall]:
         """Rename the files of segments below the log start, and remove these segments from the list.
 
-        At most `limits.max_drops_per_step` segments are handled. `_remove` deletes the renamed files.
+        Returns a call for each segment, which deletes the renamed files. At most `limits.max_drops_per_step`
+        segments are handled.
         """
         dead = self._dead_segments(self.covered_to or 0)
         if not dead or self.is_swapping or self.failure is not None:
             return []
-        dropped: list[_DroppedSegment] = []
+        dropped: list[BlockingCall] = []
         dead = dead[: self.config.limits.max_drops_per_step]
         if self.recovery_point <= self._next_base(dead):
             # The next segment becomes the first one. Its name must be durable before the older segments are
@@ -422,7 +415,7 @@ class LocalLog:
             # `dead` is limited, because each segment has four files to rename: eight segments take about two
             # milliseconds.
             for segment in dead:
-                dropped.append(_DroppedSegment(segment.end_offset, segment.drop(self.disk)))
+                dropped.append(segment.drop(self.disk))
                 self.segments.drop_first()
         except OSError:
             if not dropped:
@@ -431,15 +424,14 @@ class LocalLog:
         self._reader.forget_cursors()
         return dropped
 
-    def _remove(self, dropped: list[_DroppedSegment]) -> BackgroundTask:
+    def _remove(self, dropped: list[BlockingCall]) -> BackgroundTask:
         """Delete the files of dropped segments, then drop and delete the remaining segments below the log
         start. At last, delete the snapshots at their base offsets.
         """
         had_any = bool(dropped)
         while dropped:
             yield self._sync_drops
-            for segment in dropped:
-                yield segment.remove
+            yield from dropped
             yield None
             dropped = [] if self.is_closed else self._drop_dead()
         if had_any:
