@@ -409,6 +409,44 @@ def test_a_topic_made_again_knows_nothing_of_the_old_one() -> None:
     assert (partition.log_start_offset, partition.log_end_offset) == (0, 1)
 
 
+@pytest.mark.parametrize("is_deleted_by_a_start", [False, True])
+def test_a_topic_made_again_is_compacted_as_a_new_one(is_deleted_by_a_start: bool) -> None:
+    """Regression: if the last compacted topic was deleted, its offset stayed in cleaner-offset-checkpoint.
+    After a restart, a new topic of this name counted as compacted up to that offset: older records of its
+    keys stayed, and recovery took a gap in it for the work of compaction.
+    """
+    disk, compacted = MemoryDisk(), config(cleanup_policy="compact", segment_bytes=300)
+
+    def filled(manager: LogManager, topic_id: bytes) -> Partition:
+        partition = manager.open_partition(TP, compacted, topic_id, NOW_MS)
+        for _ in range(20):
+            put(partition, batch(key=b"k"))
+        partition.flush()
+        manager.write_checkpoints()
+        return partition
+
+    manager = _open(disk)
+    filled(manager, TOPIC_ID)
+    manager.compact(NOW_MS)
+    assert read_offsets(disk, CLEANED_OFFSETS)[TP] > 10
+    if is_deleted_by_a_start:
+        manager.release()
+        disk = disk.after_kill()
+        disk.remove_tree(str(TP))
+        manager = _open(disk)
+        manager.forget_missing_partitions()
+    else:
+        manager.delete_partitions([TP])
+    filled(manager, bytes(16))
+    manager.release()
+    disk = disk.after_kill()
+    manager = _open(disk)
+    partition = manager.open_partition(TP, compacted, bytes(16), NOW_MS)
+    assert partition.cleaner.cleaned_to == 0
+    manager.compact(NOW_MS)
+    assert sum(header.records_count for _, header in iter_batches(memoryview(read_all(partition)))) < 10
+
+
 def test_a_damaged_topic_id_is_an_error_that_names_the_file_and_what_to_do() -> None:
     """Found by the simulator (seed 76 with bit rot): a topic id with a flipped bit still has a valid form."""
     disk = MemoryDisk()

@@ -658,7 +658,10 @@ class LogManager:
         if self._is_index_starts_dirty:
             self._is_index_starts_dirty = False
             paths.append(INDEX_STARTS)
-        if self._cleaned or any(partition.config.is_compacted for partition in self.partitions.values()):
+        is_any_compacted = any(partition.config.is_compacted for partition in self.partitions.values())
+        # Write an existing file even without entries: it may have those of a deleted topic. See
+        # test_a_topic_made_again_is_compacted_as_a_new_one.
+        if self._cleaned or is_any_compacted or self.disk.exists(CLEANED_OFFSETS):
             # Write these two files in this order. Otherwise, a crash between the two writes would make the
             # next start read every batch.
             paths += [INDEXED_OFFSETS, CLEANED_OFFSETS]
