@@ -301,9 +301,11 @@ def _found(search: Any) -> int:
     """Run the rest of a lookup; return the offset that it finds."""
     while True:
         try:
-            next(search)
+            call = next(search)
         except StopIteration as done:
             return int(done.value.offset)
+        if call is not None:
+            call()
 
 
 def test_a_look_up_by_time_rests_after_a_bounded_number_of_batches(behind: Partition) -> None:
@@ -369,6 +371,33 @@ def test_a_look_up_of_the_largest_time_ignores_deleted_segments() -> None:
     partition.delete_records(newest, NOW_MS)
     assert partition.segment_count == 3
     assert _found(partition.search_timestamp(None, StepCost())) == newest
+
+
+@pytest.mark.parametrize("step_cost", [1, 4_096])
+@pytest.mark.parametrize("codec", [Compression.NONE, Compression.GZIP])
+def test_a_look_up_of_the_largest_time_ignores_removed_records(codec: Compression, step_cost: int) -> None:
+    """Regression: if a deleted record had the largest timestamp, and its segment stayed because of later
+    records, the look-up found no record.
+    """
+    small = {"segment_bytes": 1_000, "limits": Limits(search_step_cost=step_cost)}
+    partition = open_partition(log_config=config(**small))
+    rows = [NewRecord(NOW_MS + after_ms, b"k", b"v") for after_ms in (900, 100, 500, 300)]
+    for row in rows:
+        put(partition, memoryview(build_batch([row], compression=codec)))
+    put(partition, memoryview(build_batch(rows, compression=codec)))
+    starts = []
+    for offset in range(8):
+        partition.delete_records(offset, NOW_MS)
+        starts.append(_found(partition.search_timestamp(None, StepCost())))
+    assert starts == [0, 4, 4, 4, 4, 6, 6, 7]
+    while partition.segment_count < 2:
+        put(partition, log_batch(timestamp_ms=NOW_MS + 400))
+    assert _found(partition.search_timestamp(None, StepCost())) == 8
+    without_time = open_partition(log_config=config())
+    for timestamp_ms in (NOW_MS, -1):
+        put(without_time, log_batch(timestamp_ms=timestamp_ms))
+    without_time.delete_records(1, NOW_MS)
+    assert without_time.max_timestamp_offset() is None
 
 
 def test_other_clients_are_served_while_a_look_up_by_time_reads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,6 +182,23 @@ def test_producers_are_rebuilt_from_what_stayed() -> None:
     assert put(again, batch(0, pid=7, epoch=3, key=b"k", value=b"of seven")).is_duplicate
 
 
+def test_a_look_up_of_the_largest_time_ignores_records_that_compaction_removed() -> None:
+    """Regression: compaction keeps the header of a producer's last batch, with its largest timestamp. The
+    look-up found no record if its record was removed.
+    """
+    partition = opened()
+    write(partition, b"k", b"of seven", sequence=0, timestamp_ms=NOW_MS + 9)
+    fill(partition, keys=1, rounds=8)
+    write(partition, b"k", b"newest", timestamp_ms=NOW_MS + 1)
+    fill(partition, keys=2, rounds=8)
+    assert partition.max_timestamp_offset() == (NOW_MS + 9, 0)
+    compact(partition)
+    assert committed(partition)[0][0] > 0
+    found = partition.max_timestamp_offset()
+    assert found is not None and found.timestamp_ms <= NOW_MS + 1
+    assert found.offset in [offset for offset, _, _ in committed(partition)]
+
+
 @pytest.mark.parametrize("codec", list(Compression))
 def test_batches_of_several_records_keep_only_the_newest_keys(codec: Compression) -> None:
     partition = opened()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Generator, Iterator
 from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 from oncelog.errors import CorruptMessage
@@ -17,7 +18,7 @@ from oncelog.log.segments import SegmentList
 from oncelog.types import Compression
 from oncelog.wire.batch import HEADER_BYTES, verify_crc
 from oncelog.wire.header import LOG_OVERHEAD_BYTES
-from oncelog.wire.records import find_record_at_time, payload_of
+from oncelog.wire.records import LOSSLESS, find_record_at_time, iter_records, payload_of
 
 _LAST_DELTA = struct.Struct(">i")
 _LAST_DELTA_POSITION = 23
@@ -322,15 +323,61 @@ def _first_record_at(batch: ScannedBatch, timestamp_ms: int, start_offset: int) 
 
 
 def search_max_timestamp(segments: SegmentList, start_offset: int, cost: StepCost) -> Search:
-    """Find the first record with the largest timestamp. The result is None if the log has no timestamps."""
+    """Find the first record at or after `start_offset` with the largest timestamp. The result is None if the
+    log has no timestamps.
+    """
+    exact_ms: dict[Segment, int] = {}
     while True:
         # Deleted segments that wait for a flush do not count.
-        newest = max(segments.from_offset(start_offset), key=lambda segment: segment.max_timestamp_ms)
-        if newest.max_timestamp_ms < 0:
+        largest_ms, newest = max(
+            (
+                (exact_ms.get(segment, segment.max_timestamp_ms), segment)
+                for segment in segments.from_offset(start_offset)
+            ),
+            key=itemgetter(0),
+        )
+        if largest_ms < 0:
             return None
-        record = yield from search_timestamp(segments, newest.max_timestamp_ms, start_offset, cost)
-        if record is not None or any(segment is newest for segment in segments):
+        record = yield from search_timestamp(segments, largest_ms, start_offset, cost)
+        is_there = any(segment is newest for segment in segments)
+        if record is not None or (is_there and newest in exact_ms):
             return record
-        # Search again: the segment was compacted or deleted between two steps, together with its record.
-        # Another record may have the largest timestamp now. See
+        # The segment stays, but DeleteRecords or compaction has removed the record; Apache Kafka returns a
+        # deleted record or none. Or the segment was compacted or deleted between two steps. See
+        # test_a_look_up_of_the_largest_time_ignores_removed_records and
         # test_a_look_up_of_the_largest_time_continues_if_its_segment_is_deleted_during_a_job.
+        if is_there:
+            exact_ms[newest] = yield from _largest_from(segments, newest, start_offset, cost)
+
+
+def _largest_from(
+    segments: SegmentList, segment: Segment, start_offset: int, cost: StepCost
+) -> Generator[BlockingCall | None, None, int]:
+    """Return the largest timestamp of a segment's records at or after `start_offset`; -1 if there is none, or
+    if the segment is compacted or deleted between two steps.
+
+    Raises CorruptMessage if damaged bytes may contain such a record.
+    """
+    largest = [-1]
+    position = segment.index.position_for(max(start_offset - segment.base_offset, 0))
+    for batch in _scan_for(segment, position, start_offset):
+        header, is_next_step = batch.header, True
+        cost.spent += 1 + header.size_bytes // _BYTES_PER_COST
+        if header.base_offset < start_offset <= header.last_offset:
+            yield partial(_note_largest, largest, batch, start_offset)
+        elif cost.spent >= segment.limits.search_step_cost:
+            cost.spent = 0
+            yield None
+        else:
+            is_next_step = False
+        if is_next_step and not any(other is segment for other in segments):
+            return -1
+        if header.base_offset >= start_offset and header.records_count:
+            largest[0] = max(largest[0], header.max_timestamp_ms)
+    return largest[0]
+
+
+def _note_largest(largest: list[int], batch: ScannedBatch, start_offset: int) -> None:
+    for records in iter_records(batch.data, batch.data_position, name_errors=LOSSLESS):
+        times_ms = (record.timestamp_ms for record in records if record.offset >= start_offset)
+        largest[0] = max(largest[0], *times_ms)
