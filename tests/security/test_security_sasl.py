@@ -26,6 +26,7 @@ from support.wait import HeldTimers, attempts, pass_time, wait_until
 
 import oncelog
 from oncelog.broker.security import authenticator, sasl
+from oncelog.broker.security import users as users_module
 from oncelog.broker.security.sasl import ScramExchange
 from oncelog.broker.security.users import Users
 from oncelog.client.admin.blocking import Admin
@@ -370,6 +371,22 @@ def test_salts_of_unknown_users_survive_a_restart_and_look_like_real_ones() -> N
     # This is how `oncelog users` changes the file of a broker that is not running.
     Users(disk).alter("bob", [], [(int(Mechanism.SCRAM_SHA_256), b"s" * 26, b"p" * 32, 4096)])
     assert salt_of(Users(disk, new_secret=b"third"), "nobody") == made_up
+
+
+def test_an_unknown_user_costs_no_look_at_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1566: the time of this look told clients that the user is unknown."""
+    users = Users(MemoryDisk(), new_secret=b"secret")
+    change = int(Mechanism.SCRAM_SHA_256), b"s" * 26, b"p" * 32, 4096
+    users.alter_all([(f"u{number}", [], [change]) for number in range(100)])
+    looks: list[int] = []
+    monkeypatch.setattr(users_module, "_most_common", lambda numbers, default: looks.append(default) or 8192)
+    for name in ("nobody", "nobody else"):
+        credential = ScramExchange(users, Mechanism.SCRAM_SHA_256, "nonce")._credential(name)
+        assert credential.iterations == 8192
+        assert not users.has_password(name, "password")
+    assert len(looks) == 2
+    users.alter("bob", [], [change])
+    assert users.usual.iterations == 8192 and len(looks) == 4
 
 
 def test_a_file_of_an_earlier_release_gets_a_secret_that_stays() -> None:

@@ -101,8 +101,8 @@ class ScramExchange:
             return credential
         fake = hmac.digest(self._users.secret, user.encode(), "sha512")
         size = hashlib.new(self._mechanism.hash_name).digest_size
-        salt = fake[: self._users.usual_salt_bytes]
-        return Credential(salt, fake[-size:], fake[:size], self._users.usual_iterations)
+        usual = self._users.usual
+        return Credential(fake[: usual.salt_bytes], fake[-size:], fake[:size], usual.iterations)
 
     def answer(self, data: bytes, now_ms: int) -> bytes:
         from scramp import ScramException

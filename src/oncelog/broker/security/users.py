@@ -52,6 +52,13 @@ SALT_BYTES = 24
 """Length in bytes of the salts that this project's tools generate."""
 
 
+class UsualCredential(NamedTuple):
+    """The most common iteration count of all credentials, and the most common length of a salt in bytes."""
+
+    iterations: int
+    salt_bytes: int
+
+
 class Users:
     """Credentials by (user, mechanism).
 
@@ -62,6 +69,8 @@ class Users:
     def __init__(self, disk: Disk, new_secret: bytes = b"") -> None:
         self._disk = disk
         self._credentials: dict[_Key, Credential] = {}
+        self._usual: UsualCredential | None = None
+        """The result of `usual`; None after a change."""
         self._rows = EncodedRows(_row)
         self.secret = new_secret
         content = read_state(disk, FILE_NAME, _parse, is_private=True)
@@ -80,7 +89,8 @@ class Users:
         return self._credentials.get((name, mechanism))
 
     def names(self) -> list[str]:
-        return sorted({name for name, _ in self._credentials})
+        """Return the names of all users, in no particular order."""
+        return [*dict.fromkeys(name for name, _ in self._credentials)]
 
     def of(self, name: str) -> Iterator[tuple[Mechanism, Credential]]:
         """Yield a user's credentials with their mechanisms."""
@@ -90,20 +100,19 @@ class Users:
                 yield mechanism, credential
 
     @property
-    def usual_iterations(self) -> int:
-        """The most common iteration count.
-
-        The fake credentials of unknown users have this count, so that clients cannot distinguish them from
-        those of known users.
+    def usual(self) -> UsualCredential:
+        """The most common values, which the fake credentials of unknown users have. Clients therefore cannot
+        distinguish these from known users.
         """
-        counted = Counter(held.iterations for held in self._credentials.values())
-        return counted.most_common(1)[0][0] if counted else MIN_ITERATIONS
-
-    @property
-    def usual_salt_bytes(self) -> int:
-        """The most common length of a salt in bytes. The fake salts of unknown users have this length."""
-        counted = Counter(len(held.salt) for held in self._credentials.values())
-        return counted.most_common(1)[0][0] if counted else SALT_BYTES
+        # Counting all credentials for each unknown user took 1.4 ms with 10,000 users, and this time told
+        # clients that the user is unknown. See test_an_unknown_user_costs_no_look_at_all_others.
+        if self._usual is None:
+            credentials = self._credentials.values()
+            self._usual = UsualCredential(
+                _most_common((held.iterations for held in credentials), MIN_ITERATIONS),
+                _most_common((len(held.salt) for held in credentials), SALT_BYTES),
+            )
+        return self._usual
 
     def alter(
         self, name: str, deletions: Iterable[int], upsertions: Iterable[tuple[int, bytes, bytes, int]]
@@ -194,7 +203,7 @@ class Users:
             received = make_credential(mechanism, stored.salt, salted, stored.iterations)
             return hmac.compare_digest(received.stored_key, stored.stored_key)
         # An unknown user takes as long as a known one, so that the time does not reveal which users exist.
-        salt_password(Mechanism.SCRAM_SHA_256, password, b"nobody", self.usual_iterations)
+        salt_password(Mechanism.SCRAM_SHA_256, password, b"nobody", self.usual.iterations)
         return False
 
     def _save(
@@ -206,7 +215,12 @@ class Users:
         if self.secret:
             content["secret"] = _to_text(self.secret)
         write_state(self._disk, FILE_NAME, content, is_private=True)
-        self._credentials = credentials
+        self._credentials, self._usual = credentials, None
+
+
+def _most_common(numbers: Iterable[int], default: int) -> int:
+    counted = Counter(numbers)
+    return counted.most_common(1)[0][0] if counted else default
 
 
 def _check(salt: bytes, salted_password: bytes, iterations: int) -> None:
