@@ -36,8 +36,8 @@ class PendingResponse:
     """
 
     __slots__ = (
-        "_callback", "_response", "blocks_pipeline", "is_cancelled", "is_done", "measure", "on_cancelled",
-        "outlives_client", "request_bytes", "runs_next_request",
+        "_callback", "_response", "blocks_pipeline", "encode", "is_cancelled", "is_done", "measure",
+        "on_cancelled", "outlives_client", "request_bytes", "runs_next_request",
     )  # fmt: skip
 
     def __init__(self, *, blocks_pipeline: bool, runs_next_request: bool = False) -> None:
@@ -47,6 +47,10 @@ class PendingResponse:
         self.is_cancelled = False
         self.measure: Callable[[Callable[[], Any]], Any] | None = None
         """A function that calls its argument and charges the duration to the client. The server sets it."""
+        self.encode: Callable[[Any], Any] | None = None
+        """A function that returns the work that encodes a response in steps, or None if it must be encoded at
+        once. The server sets it.
+        """
         self._response: Any = None
         self._callback: Callable[[Any], None] | None = None
         self.on_cancelled: Callable[[], None] | None = None
@@ -96,7 +100,8 @@ class PendingResponse:
         elif self.is_cancelled:
             response.cancel()
         else:
-            response.measure, self.on_cancelled = self.measure, response.cancel
+            response.measure, response.encode = self.measure, self.encode
+            self.on_cancelled = response.cancel
             response.add_done_callback(self.resolve)
 
     def cancel(self) -> None:

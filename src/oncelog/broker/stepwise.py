@@ -92,6 +92,8 @@ class StepBudget:
 
 SORTED_PER_ELEMENT = 16
 """Number of sorted names that cost as much as one element."""
+SORTED_BY_KEY_PER_ELEMENT = 4
+"""The same for values that are sorted by a key, such as the seven fields of an ACL."""
 _RUN_NAMES = 4096
 
 
@@ -103,9 +105,10 @@ def sorted_in_steps(
     Sorting 300,000 names at once takes 0.2 s.
     """
     remaining, runs = iter(names), []
+    per_element = SORTED_PER_ELEMENT if key is None else SORTED_BY_KEY_PER_ELEMENT
     while run := sorted(islice(remaining, _RUN_NAMES), key=key):  # type: ignore[type-var, arg-type]
         runs.append(run)
-        if budget.spend(1 + len(run) // SORTED_PER_ELEMENT):
+        if budget.spend(1 + len(run) // per_element):
             yield None
     return merge(*runs, key=key)  # type: ignore[arg-type]
 
@@ -354,7 +357,7 @@ class _ResponseSteps:
             # with its log closed.
             return False
         try:
-            self._call = self._pending.build(partial(_next_step, self._work, failure))
+            self._call = self._pending.build(partial(self._next_step, failure))
         except _Done as done:
             if done.response is not self._pending:
                 self._pending.resolve_with(done.response)
@@ -363,6 +366,18 @@ class _ResponseSteps:
             self._pending.resolve(Disconnect(f"a request failed in one of its steps: {error!r}"))
             raise
         return False
+
+    def _next_step(self, failure: Exception | None) -> BlockingCall | None:
+        """Run a step of the work, and begin to encode its response. Raises _Done with the response."""
+        try:
+            return _next_step(self._work, failure)
+        except _Done as done:
+            encode = self._pending.encode
+            encoding = None if encode is None or self._pending.is_cancelled else encode(done.response)
+            if encoding is None:
+                raise
+            self._work = encoding
+        return _next_step(self._work, None)
 
 
 class _Done(Exception):

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
 from oncelog.broker.dispatch import handle, refuse
+from oncelog.broker.encoded_response import encoding_of
 from oncelog.broker.handlers.produce import KEY as PRODUCE
 from oncelog.broker.handlers.produce_direct import answer as answer_produce
 from oncelog.broker.purgatory import Disconnect, PendingResponse
@@ -140,6 +142,7 @@ class RequestHandler:
             )
         elif isinstance(response, PendingResponse):
             slot = self._responses.reserve(response)
+            response.encode = partial(encoding_of, version=header.api_version)
             if self._quotas.is_any:
                 response.measure = lambda work: self._measure_later(header, work)
             response.add_done_callback(lambda late: self._complete(slot, header, late, started))

@@ -117,7 +117,7 @@ def compile_encoder(message: Struct, version: int, flexible: bool) -> tuple[Enco
 
 
 def compile_step_encoder(message: Struct, version: int, flexible: bool) -> StepEncoder:
-    """Return an encoder that yields after each element of an array that is a field of the message."""
+    """Return an encoder that yields after each element of an array, except for arrays of numbers."""
     source = _Source()
     _EncoderMaker(source, version, flexible, in_steps=True).struct(message, "m", "append")
     source.add("yield")  # makes a generator of the encoder of a message without arrays
@@ -141,7 +141,8 @@ def compile_decoder(
 class _EncoderMaker:
     """Generates the lines of an encoder. `run`: fixed-size values that are not yet in a `pack` call.
 
-    With `in_steps`, the encoder is a generator. It yields after each element of an outermost array.
+    With `in_steps`, the encoder is a generator. It yields after each element of an array, except for arrays
+    of numbers, which one call encodes.
     """
 
     def __init__(self, source: _Source, version: int, flexible: bool, *, in_steps: bool = False) -> None:
@@ -217,7 +218,6 @@ class _EncoderMaker:
 
     def array(self, field: Field, expression: str, nullable: bool, append: str) -> None:
         source, size, items = self.source, self.source.name("n"), self.source.name("l")
-        is_outermost = source.depth == 1
         source.add(f"{items} = {expression}")
         if nullable:
             source.add(f"if {items} is None:", f"    {items} = (); {size} = -1")
@@ -236,7 +236,7 @@ class _EncoderMaker:
         element = field._replace(is_array=False, null_from=None)
         self.value(element, item, append)
         self.flush(append)
-        if self.in_steps and is_outermost:
+        if self.in_steps:
             source.add("yield")
         source.depth -= 1
 

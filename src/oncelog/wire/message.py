@@ -102,9 +102,9 @@ class Message(Part):
             raise self._not_written(version, error) from error
 
     def encode_in_steps(self, version: int, append: Callable[[Any], None]) -> Iterator[None]:
-        """Do the work of `encode_into`. Yield after each element of an array that is a field of the message.
+        """Do the work of `encode_into`. Yield after each element of an array, except for arrays of numbers.
 
-        Such an array may be any iterable with a length, so its elements can be made while they are encoded.
+        An array may be any iterable with a length, so its elements can be made while they are encoded.
         """
         encoder = self._step_encoders.get(version) or _step_encoder(type(self), version)
         try:

@@ -49,12 +49,17 @@ def _answer(state: BrokerState, request: Request) -> Work[DeleteAclsResponse]:
     except (BrokerError, StorageError) as error:
         refusal = error if isinstance(error, BrokerError) else KafkaStorageError(str(error))
         return DeleteAclsResponse(filter_results=[_error_result(refusal) for _ in message.filters])
-    return DeleteAclsResponse(
-        filter_results=[
-            _error_result(match) if isinstance(match, BrokerError) else _deletion_result(match)
-            for match in matches
-        ]
-    )
+    response, budget = DeleteAclsResponse(filter_results=[]), state.step_budget()
+    for match in matches:
+        result = _error_result(match) if isinstance(match, BrokerError) else _Result()
+        response.filter_results.append(result)
+        for acl in match if isinstance(match, list) else ():
+            result.matching_acls.append(_matching_acl(acl))
+            if budget.spend():
+                yield None
+        if budget.spend():
+            yield None
+    return response
 
 
 def _find(
@@ -99,18 +104,13 @@ def _error_result(error: BrokerError) -> _Result:
     return _Result(error_code=error.code, error_message=error.message)
 
 
-def _deletion_result(acls: list[Acl]) -> _Result:
-    return _Result(
-        matching_acls=[
-            DeleteAclsResponse.DeleteAclsMatchingAcl(
-                resource_type=acl.resource_type,
-                resource_name=acl.name,
-                pattern_type=acl.pattern_type,
-                principal=acl.principal,
-                host=acl.host,
-                operation=acl.operation,
-                permission_type=acl.permission,
-            )
-            for acl in acls
-        ]
+def _matching_acl(acl: Acl) -> DeleteAclsResponse.DeleteAclsMatchingAcl:
+    return DeleteAclsResponse.DeleteAclsMatchingAcl(
+        resource_type=acl.resource_type,
+        resource_name=acl.name,
+        pattern_type=acl.pattern_type,
+        principal=acl.principal,
+        host=acl.host,
+        operation=acl.operation,
+        permission_type=acl.permission,
     )

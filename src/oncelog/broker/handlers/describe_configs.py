@@ -57,20 +57,17 @@ def _answer(state: BrokerState, request: Request) -> Work[EncodedInSteps]:
     results, budget = _Results(state, request), state.step_budget()
     response = DescribeConfigsResponse(results=cast(Any, results))
     version = request.header.api_version
-    return (yield from encode_in_steps(response, version, lambda: results.last_cost, budget))
+    return (yield from encode_in_steps(response, version, budget, results.take_cost))
 
 
 class _Results:
-    """The results of a request. Each is made when the iteration reaches it.
-
-    `last_cost`: the cost of the last result, in elements.
-    """
+    """The results of a request. Each is made when the iteration reaches it."""
 
     def __init__(self, state: BrokerState, request: Request) -> None:
         self._state, self._request = state, request
         self._message: DescribeConfigsRequest = request.message
         self._resources = _once(self._message.resources)
-        self.last_cost = 0
+        self._cost = 0
 
     def __len__(self) -> int:
         return len(self._resources)
@@ -79,15 +76,20 @@ class _Results:
         for resource in self._resources:
             yield self._describe(resource)
 
+    def take_cost(self) -> int:
+        """Return the cost of the results that were made since the last call, at least 1."""
+        cost, self._cost = self._cost, 0
+        return max(cost, 1)
+
     def _describe(self, resource: _Requested) -> DescribeConfigsResponse.DescribeConfigsResult:
         result = DescribeConfigsResponse.DescribeConfigsResult(
             resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=None
         )
-        self.last_cost = 1
+        self._cost += 1
         try:
             keys = set(resource.configuration_keys or ())
             entries = list(_entries(self._state, self._request, resource))
-            self.last_cost += len(entries)
+            self._cost += len(entries)
             result.configs = [
                 _config(entry, self._message) for entry in entries if not keys or entry.name in keys
             ]

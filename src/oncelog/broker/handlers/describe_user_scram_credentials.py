@@ -13,7 +13,7 @@ from collections import Counter
 
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Work, respond_in_steps
+from oncelog.broker.stepwise import Work, respond_in_steps, sorted_in_steps
 from oncelog.errors import BrokerError, DuplicateResource, ResourceNotFound
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import (
@@ -39,10 +39,14 @@ def _describe_all(state: BrokerState, request: Request) -> Work[DescribeUserScra
         request.authorize(ResourceType.CLUSTER)
     except BrokerError as error:
         return DescribeUserScramCredentialsResponse(error_code=error.code, error_message=error.message)
-    names = [user.name for user in message.users] if message.users else state.users.names()
     response, budget = DescribeUserScramCredentialsResponse(results=[]), state.step_budget()
-    for name, count in Counter(names).items():
-        response.results.append(_describe(state, name, is_named_twice=count > 1))
+    named = Counter(user.name for user in message.users or ())
+    names = named or (yield from sorted_in_steps(state.users.names(), budget))
+    for name in names:
+        result = _describe(state, name, is_named_twice=named[name] > 1)
+        # Without names, leave out a user that was deleted between two steps.
+        if named or not result.error_code:
+            response.results.append(result)
         if budget.spend(ELEMENTS_PER_USER):
             yield None
     return response

@@ -9,7 +9,6 @@ GroupCoordinatorService.
 from __future__ import annotations
 
 from oncelog.broker.coordinators.groups import CONSUMER_PROTOCOL_TYPE
-from oncelog.broker.encoded_response import EncodedInSteps, encode_in_steps
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Work, name_cost, respond_in_steps, sorted_in_steps
@@ -20,7 +19,6 @@ from oncelog.wire.messages import ListGroupsRequest, ListGroupsResponse
 
 KEY = 16
 CLASSIC, CONSUMER = "classic", "consumer"
-FIRST_THROTTLED_VERSION = 1
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
@@ -28,7 +26,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     return answer
 
 
-def _answer_all(state: BrokerState, request: Request) -> Work[ListGroupsResponse | EncodedInSteps]:
+def _answer_all(state: BrokerState, request: Request) -> Work[ListGroupsResponse]:
     message: ListGroupsRequest = request.message
     states = {name.lower() for name in message.states_filter}
     types = {name.lower() for name in message.types_filter}
@@ -51,10 +49,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[ListGroupsResponse
             and (not types or group.group_type in types)
         ):
             groups.append(group)
-    response, version = ListGroupsResponse(groups=groups), request.header.api_version
-    if version < FIRST_THROTTLED_VERSION or len(groups) < state.limits.request_step_elements:
-        return response
-    return (yield from encode_in_steps(response, version, lambda: 1, budget))
+    return ListGroupsResponse(groups=groups)
 
 
 def _list_group(state: BrokerState, group_id: str) -> ListGroupsResponse.ListedGroup | None:

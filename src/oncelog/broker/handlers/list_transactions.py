@@ -10,7 +10,6 @@ Source: KIP-664, KIP-994, KIP-1152; Kafka's TransactionStateManager.listTransact
 from __future__ import annotations
 
 from oncelog.broker.coordinators.patterns import Pattern, matching_texts
-from oncelog.broker.encoded_response import EncodedInSteps, encode_in_steps
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Work, respond_in_steps
@@ -40,7 +39,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 
 def _answer_all(
     state: BrokerState, request: Request, pattern: Pattern | None, now_ms: int
-) -> Work[ListTransactionsResponse | EncodedInSteps]:
+) -> Work[ListTransactionsResponse]:
     message: ListTransactionsRequest = request.message
     # Use sets, because a request may have 20,000 filters. With a list, each id would be compared with all of
     # them. See test_filters_cost_no_work_for_each_id.
@@ -63,13 +62,10 @@ def _answer_all(
         matching = yield from matching_texts(
             pattern, matching, lambda listed: listed.transactional_id, step_cost
         )
-    response = ListTransactionsResponse(
+    return ListTransactionsResponse(
         unknown_state_filters=[name for name in message.state_filters if name not in _STATES],
         transaction_states=matching,
     )
-    if len(matching) < state.limits.request_step_elements:
-        return response
-    return (yield from encode_in_steps(response, request.header.api_version, lambda: 1, budget))
 
 
 def _list_transaction(entry: TransactionEntry) -> _State:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from oncelog.broker.encoded_response import EncodedInSteps, encode_in_steps
 from oncelog.broker.handlers.create_topics import MAX_PARTITIONS_PER_REQUEST
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authorizer import FULL_ACCESS, allowed_bits
@@ -34,19 +35,11 @@ from oncelog.errors import (
 )
 from oncelog.rules.limits.quotas import MUTATIONS
 from oncelog.rules.security.authorization import CLUSTER_NAME, Operation, ResourceType
-from oncelog.wire.message import EncodedResponse
 from oncelog.wire.messages import NO_ID, Message, MetadataRequest, MetadataResponse
 
 KEY = 3
 
 _Topic = MetadataResponse.MetadataResponseTopic
-
-
-class _Encoded(EncodedResponse):
-    """A response from the cache."""
-
-    __slots__ = ()
-    api = MetadataResponse.api
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
@@ -73,29 +66,22 @@ def _handle(state: BrokerState, request: Request, now_ms: int) -> Work[Message]:
     # test_metadata_names_the_listener_of_the_connection.
     key = version, requested, may_create, includes, state.address(request)
     is_for_all = request.access is FULL_ACCESS
-    encoded = state.topics.large_responses.get(key) if is_for_all else None
-    if encoded is not None:
-        return _Encoded([encoded])
+    cached: EncodedInSteps | None = state.topics.large_responses.get(key) if is_for_all else None
+    if cached is not None:
+        return cached.copy()
     missing = [] if wants_all else (message.topics or [])
     refused = (yield from _create_missing(state, request, missing, now_ms)) if may_create else {}
     revision = state.topics.revision
     answer = yield from _response(state, request, None if wants_all else message.topics, refused)
-    if message.include_topic_authorized_operations:
-        for topic in answer.topics:
-            if topic.error_code != TopicAuthorizationFailed.code:
-                bits = allowed_bits(request.access, ResourceType.TOPIC, topic.name or "")
-                topic.topic_authorized_operations = bits
     if message.include_cluster_authorized_operations:
         answer.cluster_authorized_operations = cluster_bits(request)
-    if (
-        revision == state.topics.revision
-        and is_for_all
-        and sum(len(topic.partitions) for topic in answer.topics) >= state.limits.large_answer_partitions
-    ):
-        body = answer.encode(version)
-        state.topics.keep_response(key, body)
-        return _Encoded([body])
-    return answer
+    count = sum(len(topic.partitions) for topic in answer.topics)
+    if not is_for_all or count < state.limits.large_answer_partitions:
+        return answer
+    encoded = yield from encode_in_steps(answer, version, state.step_budget())
+    if revision == state.topics.revision:
+        state.topics.keep_response(key, encoded)
+    return encoded.copy()
 
 
 def _response(
@@ -109,12 +95,14 @@ def _response(
         for topic in list(state.topics.all()):
             if request.is_authorized(ResourceType.TOPIC, topic.name):
                 topics.append(_describe(state, topic))
+                _add_operations(request, topics[-1])
             if budget.spend(1 + len(topic.partitions)):
                 yield None
     else:
         unique = {(topic.name, bytes(topic.topic_id)): topic for topic in requested}
         for named in unique.values():
             topics.append(_look_up(state, request, named, refused))
+            _add_operations(request, topics[-1])
             if budget.spend(1 + len(topics[-1].partitions)):
                 yield None
     address = state.address(request)
@@ -200,6 +188,14 @@ def _look_up(
         return _describe(state, topic)
     except BrokerError as error:
         return _Topic(error_code=error.code, name=requested.name, topic_id=requested.topic_id or NO_ID)
+
+
+def _add_operations(request: Request, topic: _Topic) -> None:
+    if (
+        request.message.include_topic_authorized_operations
+        and topic.error_code != TopicAuthorizationFailed.code
+    ):
+        topic.topic_authorized_operations = allowed_bits(request.access, ResourceType.TOPIC, topic.name or "")
 
 
 def _check_create(request: Request, topic: str) -> None:

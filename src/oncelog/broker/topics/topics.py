@@ -179,7 +179,7 @@ class Topics:
         Only `_move` changes these two dicts and `_entries`.
         """
         self._opened_count = 0
-        self.large_responses: dict[object, bytes] = {}
+        self.large_responses: dict[object, Any] = {}
         """Cached encoded responses that describe topics. Any change of a topic clears the cache."""
         self.offsets_to_delete: dict[str, OffsetsToDelete] = {}
         """Name of a deleted topic -> its committed offsets that may still be in `__consumer_offsets`."""
@@ -228,7 +228,7 @@ class Topics:
             raise UnknownTopicOrPartition(f"topic {tp.topic!r} does not exist")
         return topic, topic.partition(tp.partition)
 
-    def keep_response(self, key: object, body: bytes) -> None:
+    def keep_response(self, key: object, response: object) -> None:
         """Cache an encoded response.
 
         If the cache is full, all its entries are removed first. This suffices, because clients repeat the
@@ -236,7 +236,7 @@ class Topics:
         """
         if len(self.large_responses) >= self._logs.limits.max_answers_kept:
             self.large_responses.clear()
-        self.large_responses[key] = body
+        self.large_responses[key] = response
 
     def settings_of(self, name: str) -> Mapping[str, SettingValue]:
         """Return the effective settings of a live topic; an empty mapping if it does not exist."""
