@@ -81,9 +81,14 @@ def clock_ms() -> float:
     return time.monotonic() * 1000
 
 
-async def hang(*_: object) -> None:
-    """Wait forever, unless cancelled."""
-    await asyncio.get_running_loop().create_future()
+async def hang(*streams: object) -> None:
+    """Wait forever, unless cancelled. As the handler of a server, then end the connection."""
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        for stream in streams:
+            if isinstance(stream, asyncio.StreamWriter):
+                stream.transport.abort()
 
 
 def stop_clock(broker: Broker) -> None:
