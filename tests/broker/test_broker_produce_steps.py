@@ -16,7 +16,7 @@ from support.wait import wait_until
 
 from oncelog.broker import dispatch
 from oncelog.broker.handlers import produce
-from oncelog.broker.handlers.produce_direct import MAX_BATCHES_WITH_SEGMENTS
+from oncelog.broker.handlers.produce_direct import MAX_BATCHES, MAX_BATCHES_WITH_SEGMENTS
 from oncelog.broker.handlers.produce_direct import answer as answer_directly
 from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Request
@@ -127,6 +127,23 @@ def test_a_request_that_begins_many_segments_is_carried_out_in_steps(
         assert steps >= many // 4 and not any(errors)
     assert [(p.log_end_offset, len(p.log.segments)) for p in topic.partitions] == [(2, 2)] * many
     assert plain(NOW_MS + 1)[1] is not None
+
+
+@pytest.mark.parametrize("topic", ["t", "unknown"])
+def test_a_request_of_many_partitions_is_carried_out_in_steps(
+    monkeypatch: pytest.MonkeyPatch, topic: str
+) -> None:
+    """R1567: a request of 600 KB for 99,000 partitions blocked all clients for 0.7 s."""
+    monkeypatch.setattr(produce, "STEP_COST", 1_000 * produce.PARTITION_COST)
+    node, many = driven({}), 2 * MAX_BATCHES + 1
+    message = request(*((i % MANY, bytes(build_batch([NewRecord(NOW_MS, b"k", b"v")]))) for i in range(many)))
+    message.topic_data[0].name = topic
+    assert answer_directly(node, memoryview(encode_request(message, 9, 1, "c")[4:]), NOW_MS) is None
+    deferred = handle(node, message, 9)
+    assert sum(ends(node)) == (1_000 if topic == "t" else 0)
+    steps, errors = finish(node, deferred)
+    assert steps >= 2 and len(errors) == many
+    assert sum(ends(node)) == errors.count(0) == (many if topic == "t" else 0)
 
 
 def test_batches_that_are_refused_when_they_are_opened_count_as_others() -> None:

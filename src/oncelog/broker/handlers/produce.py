@@ -72,6 +72,10 @@ A request of 10 KB may have 60 batches that expand to 150,000 records each, so i
 several steps. They are not refused, because a producer with acks=0 or without retries would lose their
 records. See test_a_request_of_many_batches_that_are_opened_is_carried_out_in_steps.
 """
+PARTITION_COST = STEP_COST // 1_000
+"""Cost of each partition: 1,000 small batches take 15 ms. See
+test_a_request_of_many_partitions_is_carried_out_in_steps.
+"""
 SEGMENT_COST = STEP_COST // 4
 """Cost of a new segment, which creates files and may sync a directory.
 
@@ -94,7 +98,8 @@ _PartitionResult = ProduceResponse.PartitionProduceResponse
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: ProduceRequest = request.message
     if request.header.api_version >= FIRST_ID_VERSION:
-        _name_topics(state, message)
+        for topic in message.topic_data:
+            _name_topic(state, topic)
     work = _Produce(state, request, message, now_ms)
     is_transactional = any(
         _is_transactional(data.records) for topic in message.topic_data for data in topic.partition_data
@@ -116,11 +121,10 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     return work.answer(lambda topic, data: work.partition(topic, data, lacks_id))
 
 
-def _name_topics(state: BrokerState, message: ProduceRequest) -> None:
-    """Set the name of each topic from its id; an unknown id gets an empty name."""
-    for requested in message.topic_data:
-        topic = state.topics.by_id(requested.topic_id)
-        requested.name = "" if topic is None else topic.name
+def _name_topic(state: BrokerState, requested: ProduceRequest.TopicProduceData) -> None:
+    """Set the name of a topic from its id; an unknown id gets an empty name."""
+    topic = state.topics.by_id(requested.topic_id)
+    requested.name = "" if topic is None else topic.name
 
 
 def _keep_records(message: ProduceRequest) -> int:
@@ -322,6 +326,7 @@ class _Produce:
         self, result_of: Callable[[str, _PartitionData], _PartitionResult]
     ) -> Work[ProduceResponse | Disconnect | PendingResponse | None]:
         response = ProduceResponse(responses=[])
+        has_ids = self.request.header.api_version >= FIRST_ID_VERSION
         for topic in self.message.topic_data:
             results: list[_PartitionResult] = []
             for data in topic.partition_data:
@@ -329,10 +334,11 @@ class _Produce:
                     self.step_cost = 0
                     yield None
                     self.is_continued = True
-                    if self.request.header.api_version >= FIRST_ID_VERSION:
-                        # Look the names up again: a topic may have been deleted since the last step, and a
-                        # new topic may have its name.
-                        _name_topics(self.state, self.message)
+                if self.is_continued and has_ids:
+                    # Look the name up again: the topic may have been deleted since the first step, and a new
+                    # topic may have its name.
+                    _name_topic(self.state, topic)
+                self.step_cost += PARTITION_COST
                 results.append(result_of(topic.name, data))
                 data.records = None
             if results:

@@ -58,6 +58,10 @@ _NO_RECORD_ERRORS = 1
 _LAST_TAGS_AND_THROTTLE = bytes(6)
 _THROTTLE_AND_TAGS = struct.Struct(">ix")
 _PLAIN_ACKS = (-1, 1)
+MAX_BATCHES = 1_000
+"""Maximum number of batches in a plain request. Larger requests are left to `broker.handlers.produce`, which
+handles them in steps.
+"""
 MAX_BATCHES_WITH_SEGMENTS = 16
 """Maximum number of batches in a plain request that begins a segment. Larger requests are left to
 `broker.handlers.produce`, which handles them in steps, because each new segment may take milliseconds.
@@ -93,7 +97,9 @@ def answer(state: BrokerState, frame: memoryview, now_ms: int, access: Access | 
         # The bytes are malformed, or the header is refused. Leave the request to `broker.handlers.produce`,
         # which returns the error.
         return None
-    if batches is None or (len(batches) > MAX_BATCHES_WITH_SEGMENTS and _begins_segment(batches, now_ms)):
+    if batches is None or len(batches) > MAX_BATCHES:
+        return None
+    if len(batches) > MAX_BATCHES_WITH_SEGMENTS and _begins_segment(batches, now_ms):
         return None
     results: list[_AppendResult] = []
     is_refused = False
