@@ -6,8 +6,13 @@ In these tests the limits are a fiftieth of the real ones, and so is the permitt
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -15,14 +20,18 @@ from oncelog_devtools.worst_requests import WorstRequest, by_hand, from_tables, 
 from support.broker import RawClient
 from support.fuzz.targets import NOW_MS, open_node
 
-from oncelog.broker import request_limits
+from oncelog.broker import encoded_response, request_limits
 from oncelog.broker.dispatch import handle
-from oncelog.broker.handlers import describe_configs
+from oncelog.broker.encoded_response import encoding_of
+from oncelog.broker.handlers import describe_configs, produce
 from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Request
 from oncelog.broker.request_limits import MAX_BYTES, MAX_NAMES, MAX_PARTITIONS, MAX_TOPICS, max_elements
 from oncelog.broker.state import OFFERED, BrokerState
+from oncelog.config import BROKER
 from oncelog.errors import OncelogError, PeerError
+from oncelog.limits import DEFAULT_LIMITS
+from oncelog.log.manager import LogManager
 from oncelog.server.connection import Connection
 from oncelog.server.embedded import Broker
 from oncelog.testing.memory_disk import MemoryDisk
@@ -41,6 +50,10 @@ ONCE_BYTES = 4_000_000
 """Permitted memory in bytes that does not depend on the request's size, for example that of a broker's
 settings with their descriptions.
 """
+STEP = 10
+"""Elements of a step in the tests that count the lines of each step."""
+MAX_LINES = 2_000_000
+"""Maximum number of lines of Python in one step of the largest request. They take 0.1 s."""
 APIS = [api for api in API_BY_NAME.values() if api.key in OFFERED]
 
 
@@ -115,6 +128,62 @@ def test_the_worst_requests_that_were_made_by_hand_take_bounded_memory() -> None
     for size in (1_500, SIZE):
         for worst in by_hand(size, "t", "g"):
             assert_bounded(worst)
+
+
+def lines_of(work: Callable[[], Any]) -> tuple[int, Any]:
+    """Return how many lines of Python `work` executes, and its result."""
+    count, before = 0, sys.gettrace()
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        count += 1
+        return trace
+
+    sys.settrace(trace)
+    try:
+        result = work()
+    finally:
+        sys.settrace(before)
+    return count, result
+
+
+def longest_step(worst: WorstRequest) -> tuple[int, int]:
+    """Return the number of elements of a request, and the lines of its longest step after the decoding."""
+    limits = dataclasses.replace(DEFAULT_LIMITS, request_step_elements=STEP, partitions_per_step=STEP)
+    log = LogManager.open(MemoryDisk(), node_id=1, new_uuid=lambda: bytes(16), now_ms=NOW_MS, limits=limits)
+    numbers = count(1)
+    settings = BROKER.parse({})
+    node = BrokerState(log, settings, new_uuid=lambda: next(numbers).to_bytes(16), now_ms=NOW_MS)
+    node.topics.create("t", 1, {}, NOW_MS)
+    log.background.on_added = lambda: None
+    frame = memoryview(bytearray(worst.frame()))
+    header = decode_request_header(frame)
+    message = worst.api.request.decode(header.api_version, frame, header.body_position)
+    longest, answer = lines_of(lambda: handle(node, Request(1, header, message, "/127.0.0.1"), NOW_MS))
+    if isinstance(answer, PendingResponse):
+        answer.encode = partial(encoding_of, version=header.api_version)
+        while not answer.is_done and log.background:
+            lines, call = lines_of(log.background.step)
+            longest = max(longest, lines)
+            if call is not None:
+                call()
+    return sum(1 for _ in elements(message)), longest
+
+
+@pytest.mark.behaviour("I29")
+@pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
+def test_no_step_of_a_worst_request_takes_long(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1567: each element of a Produce request cost 72 lines in one step, and a request may have 100,000."""
+    monkeypatch.setattr(encoded_response, "ENCODED_PER_STEP", STEP)
+    monkeypatch.setattr(produce, "STEP_COST", STEP * produce.PARTITION_COST)
+    small = {worst.name: worst for worst in from_tables(api, 1_000)}
+    for large in from_tables(api, 3_000):
+        if "tagged" in large.name or "long" in large.name:
+            continue
+        (few, lines_for_few), (many, lines_for_many) = longest_step(small[large.name]), longest_step(large)
+        if many > few:
+            lines_per_element = (lines_for_many - lines_for_few) / (many - few)
+            assert lines_per_element * max_elements(api.name, 0) <= MAX_LINES, large.name
 
 
 @pytest.mark.behaviour("I29")

@@ -58,13 +58,17 @@ def encoding_of(response: Any, version: int) -> Work[EncodedInSteps] | None:
     fields = [field for field in response._struct.fields if field.is_in(version)]
     if any(field.name == _FIELD for field in fields) and _throttle_position(response, version) is None:
         return None
-    return encode_in_steps(response, version, StepBudget(ENCODED_PER_STEP))
+    return encode_in_steps(response, version)
 
 
 def encode_in_steps(
-    response: Message, version: int, budget: StepBudget, cost: Callable[[], int] = lambda: 1
+    response: Message,
+    version: int,
+    budget: StepBudget | None = None,
+    cost: Callable[[], int] = lambda: 1,
 ) -> Work[EncodedInSteps]:
     """Encode a response, a few elements at once. `cost()` is the cost of the last encoded element."""
+    budget = budget or StepBudget(ENCODED_PER_STEP)
     parts: list[Buffer] = []
     encoded: list[Buffer] = []
     for _ in response.encode_in_steps(version, parts.append):

@@ -56,7 +56,7 @@ def _create(state: BrokerState, request: Request) -> Work[CreateAclsResponse]:
             results.append(_check(creation, rows))
             if budget.spend(ELEMENTS_PER_ACL):
                 yield None
-        state.authorizer.add(rows, rows)
+        state.authorizer.add_encoded(rows)
     except (BrokerError, StorageError) as error:
         refusal = error if isinstance(error, BrokerError) else KafkaStorageError(str(error))
         results = [_error_result(refusal) for _ in message.creations]

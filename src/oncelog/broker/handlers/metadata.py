@@ -78,7 +78,7 @@ def _handle(state: BrokerState, request: Request, now_ms: int) -> Work[Message]:
     count = sum(len(topic.partitions) for topic in answer.topics)
     if not is_for_all or count < state.limits.large_answer_partitions:
         return answer
-    encoded = yield from encode_in_steps(answer, version, state.step_budget())
+    encoded = yield from encode_in_steps(answer, version)
     if revision == state.topics.revision:
         state.topics.keep_response(key, encoded)
     return encoded.copy()

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from sys import getsizeof
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -138,12 +138,13 @@ class Authorizer:
             access = self._accesses[principal, host] = AccessByAcls(self, principal, host)
         return access
 
-    def add(self, acls: Collection[Acl], rows: Mapping[Acl, EncodedRow] | None = None) -> None:
-        """Add ACLs durably. After a StorageError none is added.
+    def add(self, acls: Iterable[Acl]) -> None:
+        """Add ACLs durably. After a StorageError none is added."""
+        self.add_encoded({acl: encode_acl(acl) for acl in acls})
 
-        `rows` are their encoded rows, if the caller has called `encode_acl` for all.
-        """
-        added = {acl: rows[acl] if rows else encode_acl(acl) for acl in acls if acl not in self.acls}
+    def add_encoded(self, rows: Mapping[Acl, EncodedRow]) -> None:
+        """Add ACLs as `add` does. `rows` has the result of `encode_acl` for each of them."""
+        added = {acl: row for acl, row in rows.items() if acl not in self.acls}
         if added:
             self._save(self._rows | added)
             for acl in added:
