@@ -790,6 +790,13 @@ def test_wrong_sink_options_are_refused(options: dict[str, str], said: str) -> N
         parse_sink_options(options, "stream")
 
 
+def test_a_batch_write_cannot_say_that_its_notes_do_not_count() -> None:
+    """R1582: with firstBatchId=0, a writeId of another topic was not refused."""
+    given = {"kafka.bootstrap.servers": "h:1", "topic": "t", "writeId": "w", "firstBatchId": "0"}
+    with pytest.raises(ConfigError, match="firstBatchId is for streams"):
+        parse_sink_options(given, "batch")
+
+
 @pytest.mark.parametrize(
     ("set_to", "is_safe"),
     [
