@@ -62,6 +62,8 @@ def cell_text(cell: str, rows: Rows) -> str:
         return "not run" if is_possible else "-"
     if row["lost"] is None or row["verdict"] == "failed":
         return "failed"
+    if row["verdict"] == "cannot happen":
+        return "-"
     figures = f"{row['lost']}/{row['doubled']}"
     return f"did not happen ({figures})" if row["happened"] == "no" else figures
 

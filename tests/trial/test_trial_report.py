@@ -26,11 +26,17 @@ VIOLATED = Counts(14, 1, 5, 0, ("3",), ("1", "2"))
 
 
 def outcome(
-    name: str, counts: Counts | None, *, has_happened: bool = True, error: str | None = None
+    name: str,
+    counts: Counts | None,
+    *,
+    has_happened: bool = True,
+    error: str | None = None,
+    is_possible: bool = True,
 ) -> Outcome:
     detail = "micro-batch 1, writes seen"
     (cell,) = choose_cells([name], TargetKind.TOPIC)
-    return Outcome(cell, has_happened, detail, counts, 2, 8.04, error, MARKS, Path("/tmp/d.log"))
+    log = Path("/tmp/d.log")
+    return Outcome(cell, has_happened, detail, counts, 2, 8.04, error, MARKS, log, is_possible)
 
 
 def test_a_row_has_the_columns_of_the_table_and_is_json() -> None:
@@ -39,6 +45,8 @@ def test_a_row_has_the_columns_of_the_table_and_is_json() -> None:
     assert (row["cell"], row["happened"], row["lost"], row["doubled"]) == ("commit-lost", "yes", 1, 5)
     assert (row["verdict"], row["seconds"], row["lost_examples"]) == ("violated", 8.0, ["3"])
     assert json.loads(json.dumps(row)) == row
+    impossible = row_of(outcome("driver-at-write", CLEAN, has_happened=False, is_possible=False))
+    assert (impossible["happened"], impossible["verdict"]) == ("-", "cannot happen")
     failed = row_of(outcome("task-fails", None, error="it took too long"))
     assert (failed["lost"], failed["verdict"], failed["error"]) == (None, "failed", "it took too long")
 
@@ -59,6 +67,13 @@ def test_a_row_has_the_columns_of_the_table_and_is_json() -> None:
             "prove nothing: driver-in-commit.",
         ),
         ([outcome("task-fails", None, error="late")], "prove nothing: task-fails."),
+        (
+            [
+                outcome("calm", CLEAN),
+                outcome("driver-at-write", CLEAN, has_happened=False, is_possible=False),
+            ],
+            "in all 2 runs, and every fault that can happen did so.",
+        ),
     ],
 )
 def test_one_sentence_says_what_was_found(outcomes: list[Outcome], text: str) -> None:

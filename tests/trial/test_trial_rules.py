@@ -41,6 +41,9 @@ WORDS = {
     "writes": {"writes": 1, "new_writes": 1},
     "earlier": {"writes": 1},
     "reads": {"reads_lost": 1},
+    "function": {"has_function": True},
+    "line": {"is_before_write": True},
+    "failed": {"has_failed_write": True},
     "sent": {"writes_lost": 1},
     "refused": {"refusals": 1},
     "commits": {"commits_lost": 1},
@@ -138,8 +141,8 @@ def test_executors_reach_the_driver_where_they_reach_the_master() -> None:
 
 
 def test_a_cell_that_cannot_happen_is_run_only_if_it_is_named() -> None:
-    every = {cell.name for cell in CELLS}
-    assert {cell.name for cell in choose_cells([], TargetKind.TOPIC)} == every
+    every, only_for_tables = {cell.name for cell in CELLS}, {"driver-at-write", "write-fails"}
+    assert {cell.name for cell in choose_cells([], TargetKind.TOPIC)} == every - only_for_tables
     without = {cell.name for cell in choose_cells([], TargetKind.DELTA, has_proc=False)}
     only_for_topics = {"driver-write-lost", "driver-in-commit", "requests-cut", "rows-refused"}
     assert without == every - only_for_topics - {"executor-killed", "spark-worker-killed"}
@@ -150,7 +153,7 @@ def test_a_cell_that_cannot_happen_is_run_only_if_it_is_named() -> None:
 def test_a_spark_worker_is_killed_only_if_the_master_has_some() -> None:
     every = {cell.name for cell in CELLS}
     without = {cell.name for cell in choose_cells([], TargetKind.TOPIC, has_spark_workers=False)}
-    assert without == every - {"spark-worker-killed"}
+    assert without == every - {"spark-worker-killed", "driver-at-write", "write-fails"}
     with pytest.raises(ConfigError, match="needs the Spark workers of a standalone cluster"):
         choose_cells(["calm", "spark-worker-killed"], TargetKind.TOPIC, has_spark_workers=False)
 
@@ -169,7 +172,8 @@ def test_rows_are_counted_by_their_ids(
     assert (counts.lost, counts.doubled, counts.foreign) == (int(lost), int(doubled), int(foreign))
     assert counts.found == len(ids)
     text = "it failed" if error == "yes" else None
-    assert judge(counts, has_happened=happened == "yes", error=text) is Verdict[verdict]
+    judged = judge(counts, has_happened=happened == "yes", error=text, is_possible=happened != "never")
+    assert judged is Verdict[verdict]
 
 
 def test_every_verdict_is_in_the_table() -> None:
@@ -196,6 +200,8 @@ def test_rows_without_a_known_id_name_the_option() -> None:
     [
         ([Verdict.CLEAN, Verdict.CLEAN], 0),
         ([Verdict.CLEAN, Verdict.NOT_REACHED], 1),
+        ([Verdict.CLEAN, Verdict.IMPOSSIBLE], 0),
+        ([Verdict.IMPOSSIBLE], 1),
         ([Verdict.FAILED], 1),
         ([Verdict.FAILED, Verdict.VIOLATED, Verdict.CLEAN], 3),
         ([], 1),
@@ -229,7 +235,8 @@ def test_rows_are_spread_over_the_micro_batches() -> None:
 
 
 def test_without_names_the_cells_are_those_that_the_target_can_meet() -> None:
-    assert choose_cells([], TargetKind.TOPIC) == CELLS
+    without = [cell.name for cell in CELLS if cell not in choose_cells([], TargetKind.TOPIC)]
+    assert without == ["driver-at-write", "write-fails"]
     without = [cell.name for cell in CELLS if cell not in choose_cells([], TargetKind.PARQUET)]
     assert without == ["driver-write-lost", "driver-in-commit", "requests-cut", "rows-refused"]
     named = choose_cells(["commit-lost", "calm"], TargetKind.TOPIC)

@@ -175,6 +175,96 @@ def test_a_task_fails_that_writes_rows_in_a_function(monkeypatch: pytest.MonkeyP
     assert row["lost"] == 0 and row["doubled"] > 0
 
 
+AT_THE_END = """
+import sqlite3
+from contextlib import closing
+
+
+def pipeline(spark, settings):
+    file = settings["TARGET"]
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute("CREATE TABLE IF NOT EXISTS rows (id TEXT, batch INTEGER)")
+
+    def store(ids, number):
+        with closing(sqlite3.connect(file, timeout=60)) as database, database:
+            database.executemany("INSERT INTO rows VALUES (?, ?)", [(row_id, number) for row_id in ids])
+
+    def write(batch, number):
+        with closing(sqlite3.connect(file, timeout=60)) as database, database:
+            database.execute("DELETE FROM rows WHERE batch = ?", (number,))
+        if settings["WRITES"] == "partitions":
+            batch.foreachPartition(lambda rows: store([row.id for row in rows], number))
+        else:
+            groups = batch.groupBy(batch.id.cast("int") % 10)
+            insert = lambda key, rows: store(rows["id"], number) or rows[:0]
+            groups.applyInPandas(insert, "id string").count()
+
+    servers = settings["BOOTSTRAP_SERVERS"]
+    rows = spark.readStream.format("oncelog").option("kafka.bootstrap.servers", servers)
+    rows = rows.option("subscribe", settings["SOURCE"]).option("startingOffsets", "earliest").load()
+    writer = rows.selectExpr("CAST(key AS STRING) AS id").writeStream.foreachBatch(write)
+    return writer.option("checkpointLocation", settings["CHECKPOINT"]).start()
+"""
+
+
+NOTED = """
+import sqlite3
+from contextlib import closing
+
+
+def pipeline(spark, settings):
+    file, is_together = settings["TARGET"], settings["TOGETHER"] == "yes"
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute("CREATE TABLE IF NOT EXISTS rows (id TEXT)")
+        database.execute("CREATE TABLE IF NOT EXISTS batches (batch INTEGER PRIMARY KEY)")
+
+    def write(batch, number):
+        rows = [tuple(row) for row in batch.collect()]
+        with closing(sqlite3.connect(file)) as database:
+            if database.execute("SELECT 1 FROM batches WHERE batch = ?", (number,)).fetchone():
+                return
+            database.execute("INSERT INTO batches VALUES (?)", (number,))
+            if not is_together:
+                database.commit()
+            database.executemany("INSERT INTO rows VALUES (?)", rows)
+            database.commit()
+
+    servers = settings["BOOTSTRAP_SERVERS"]
+    rows = spark.readStream.format("oncelog").option("kafka.bootstrap.servers", servers)
+    rows = rows.option("subscribe", settings["SOURCE"]).option("startingOffsets", "earliest").load()
+    writer = rows.selectExpr("CAST(key AS STRING) AS id").writeStream.foreachBatch(write)
+    return writer.option("checkpointLocation", settings["CHECKPOINT"]).start()
+"""
+
+
+@pytest.mark.behaviour("P7")
+@pytest.mark.parametrize("writes", ["partitions", "groups"])
+def test_a_task_fails_after_a_function_that_writes_at_its_end(
+    writes: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """R1580: a task failed only in the middle of its rows, before such a function writes any."""
+    (tmp_path / "end.py").write_text(AT_THE_END)
+    options = ("--target", "sqlite", "--cells", "task-fails", "--work-dir", str(tmp_path / "work"))
+    outcome = trial(monkeypatch, str(tmp_path / "end.py"), *options, "--set", f"WRITES={writes}")
+    row = only_row(outcome)
+    assert (outcome.code, row["verdict"], row["happened"]) == (3, "violated", "yes"), outcome
+    assert row["lost"] == 0 and row["doubled"] > 0
+
+
+@pytest.mark.behaviour("P7")
+@pytest.mark.parametrize(("together", "code"), [("no", 3), ("yes", 0)])
+def test_a_driver_is_killed_at_the_line_that_writes(
+    together: str, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """R1581: no cell killed the driver between the note of a micro-batch and its rows."""
+    (tmp_path / "noted.py").write_text(NOTED)
+    options = ("--target", "sqlite", "--cells", "driver-at-write", "--work-dir", str(tmp_path / "work"))
+    outcome = trial(monkeypatch, str(tmp_path / "noted.py"), *options, "--set", f"TOGETHER={together}")
+    row = only_row(outcome)
+    assert (outcome.code, row["happened"]) == (code, "yes"), outcome
+    assert (row["lost"] > 0, row["doubled"]) == (code == 3, 0)
+
+
 @pytest.mark.behaviour("P7")
 def test_an_executor_that_is_killed_loses_and_doubles_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

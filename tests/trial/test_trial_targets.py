@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import os
 import shutil
@@ -24,7 +25,15 @@ from support.wait import wait_until
 
 from oncelog.errors import MissingDependency
 from oncelog.trial import fault_point
-from oncelog.trial.fault_point import Attempt, Strikes, TaskFault, pass_items, pass_rows
+from oncelog.trial.fault_point import (
+    Attempt,
+    Strikes,
+    TaskFault,
+    fail_after_group,
+    pass_items,
+    pass_rows,
+    run_to_end,
+)
 from oncelog.trial.judgement import row_id
 from oncelog.trial.plan import Strike, TargetKind
 from oncelog.trial.targets import target_of
@@ -285,6 +294,66 @@ def test_a_task_fails_in_the_middle_of_the_items_of_an_rdd(
         next(items)
 
 
+def test_a_task_fails_after_its_function(control: Control) -> None:
+    """R1580: a function that writes all rows of a task at its end was repeated only before that write."""
+    options = {"control": str(control.directory), "strike": Strike.RAISE.value, "driver": "d"}
+    written: list[int] = []
+
+    def write(parts: Iterator[list[int]]) -> Iterator[int]:
+        written.extend(number for part in parts for number in part)
+        yield len(written)
+
+    def task(*parts: list[int], attempt: int) -> Iterator[int]:
+        control.attempt = Attempt(number=attempt)
+        return run_to_end(write, len, options, iter(parts))
+
+    assert list(task([1], attempt=0)) == [1]
+    control.strikes.arm()
+    assert list(task([], attempt=1)) == [1]  # a task without rows proves nothing
+    failing = task([2], [3], attempt=2)
+    assert next(failing) == 3
+    with pytest.raises(TaskFault):
+        next(failing)
+    assert written == [1, 2, 3] and not control.strikes.has_counted
+    assert list(task([2], [3], attempt=3)) == [5]
+    assert control.strikes.has_counted
+
+
+@pytest.mark.parametrize("strike", [Strike.KILL_EXECUTOR, Strike.KILL_SPARK_WORKER])
+def test_no_second_executor_is_killed_after_a_function(control: Control, strike: Strike) -> None:
+    options = {"control": str(control.directory), "strike": strike.value, "driver": "d"}
+    control.strikes.arm()
+    assert list(run_to_end(iter, len, options, iter([[1]]))) == [[1]]
+
+
+def test_a_task_fails_after_the_function_of_a_group(control: Control) -> None:
+    """R1580: no task failed in `applyInPandas`, whose function may write the rows of a group."""
+    options = {"control": str(control.directory), "strike": Strike.RAISE.value, "driver": "d"}
+    written = []
+
+    def write(key: tuple[int], rows: int) -> int:
+        written.append((*key, rows))
+        return rows
+
+    def write_all(rows: Iterator[int]) -> Iterator[int]:
+        yield from rows
+
+    wrapped = fail_after_group(write, options)
+    # Spark passes as many arguments as the function has parameters.
+    assert inspect.getfullargspec(wrapped).args == ["key", "rows"]
+    control.strikes.arm()
+    with pytest.raises(TaskFault):
+        wrapped((7,), 5)
+    control.attempt = Attempt(number=1)
+    assert wrapped((7,), 5) == 5 and written == [(7, 5), (7, 5)]
+    assert control.strikes.has_counted
+    control.attempt = Attempt(stage=1)
+    parts = fail_after_group(write_all, options)(iter([1]))
+    assert next(parts) == 1
+    with pytest.raises(TaskFault):
+        next(parts)
+
+
 def test_a_job_that_only_looks_at_a_micro_batch_does_not_use_up_the_fault(control: Control) -> None:
     control.strikes.arm()
     assert control.passed(4, stage=1) == [0, 1, -1]
@@ -435,12 +504,12 @@ def test_the_table_says_which_faults_did_not_happen() -> None:
         }  # fmt: skip
 
     one = [row("calm", 0, 0, "clean"), row("lost", 1, 5, "violated"), row("late", None, None, "failed")]
-    other = [row("calm", 0, 0, "fault did not happen", "no")]
+    other = [row("calm", 0, 0, "fault did not happen", "no"), row("late", 0, 0, "cannot happen", "-")]
     lines = trial_page.render({"one": one, "other": other}).splitlines()
     assert lines[2:5] == [
         "| `calm`: the fault calm | 0/0 | did not happen (0/0) |",
         "| `lost`: the fault lost | 1/5 | not run |",
-        "| `late`: the fault late | failed | not run |",
+        "| `late`: the fault late | failed | - |",
     ]
     assert lines[-1] == "| `mine.py`, topic on ours | 9 | ours | Spark 4.3.0 |"
     embedded = [{**row, "facts": {**facts, "cluster": "the embedded broker"}} for row in other]

@@ -148,8 +148,8 @@ def command(
     Each cell of the matrix is one run with one fault. If the fault did not happen, the run proves nothing.
 
     \b
-    Exit codes: 0 every fault happened and every row is there once, 1 a run failed or a fault did not happen,
-    2 usage or a file that is not a pipeline, 3 a row was lost or doubled.
+    Exit codes: 0 every fault that can happen did so and every row is there once, 1 a run failed or a fault
+    did not happen, 2 usage or a file that is not a pipeline, 3 a row was lost or doubled.
     """
     from oncelog.spark.session import check_spark
     from oncelog.trial.judgement import exit_code

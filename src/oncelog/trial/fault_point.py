@@ -2,12 +2,15 @@
 
 A step behind each source, before each writer, and before each Python function that gets the rows of a task
 runs in Spark's Python workers, and makes a task fail. The last two make the tasks fail that write: if the
-plan shuffles or caches rows, these do not read the source. A wrapper of the functions of foreachBatch runs in
-the driver, and holds a micro-batch. A task is "struck" if it was chosen to fail. The trial and these
-processes communicate by files in a control directory:
+plan shuffles or caches rows, these do not read the source. Wrappers of these functions, and of those of
+groups, make a task fail after the function: it may have written all rows at its end, or those of a group. A
+wrapper of the functions of foreachBatch runs in the driver, and holds a micro-batch at its end and at each
+line (held_lines.py). A task is "struck" if it was chosen to fail. The trial and these processes communicate
+by files in a control directory:
 
     armed           by the trial: strike a task of each stage that reads rows, or hold the next micro-batch
-    struck-STAGE    by a task: it is struck, and no other task of its stage will be
+    struck-STAGE    by a task: it is struck, and no other task of its stage will be. For a failure after a
+                    function, STAGE ends in `-end`, so that a stage can have one of each
     written-STAGE   by the trial: a write has reached the target since the strike, so the task may fail
     raised-STAGE    by a task: it fails now; the file names the attempt and its partition
     repeated        by a task: Spark repeats the task after this failure, so the failure had an effect
@@ -20,15 +23,18 @@ failure of a task whose rows `isEmpty()` no longer needs.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from oncelog.trial.held_lines import FUNCTION, LineAnnouncer
 from oncelog.trial.plan import Strike
 
 if TYPE_CHECKING:
@@ -36,6 +42,9 @@ if TYPE_CHECKING:
 
 ARMED, STRUCK, WRITTEN, RAISED, REPEATED = "armed", "struck", "written", "raised", "repeated"
 KILL = "kill"
+_END = "-end"
+_AT_END = frozenset({Strike.RAISE, Strike.KILL_WORKER})
+"""The strikes that also happen after a function. A second executor or Spark worker is not killed."""
 SPARK_WORKER = "org.apache.spark.deploy.worker.Worker"
 """The main class of a worker of a standalone cluster."""
 _BATCHES_BEFORE = 2
@@ -57,26 +66,31 @@ class TaskFault(RuntimeError):
 
 def instrument(control: Path, strike: Strike) -> None:
     """Add the fault to every query that this process starts from now on."""
-    if strike is Strike.HOLD:
-        _hold_batches(control)
+    if not strike.is_in_tasks:
+        _hold_batches(control, waits_at_end=strike is Strike.HOLD)
         return
     options = {"control": str(control), "strike": strike.value, "driver": secrets.token_hex(4)}
     add_step = partial(with_step, **options)
     _follow_sources(add_step)
     _precede_writers(add_step)
     _precede_functions_of_rdds(partial(pass_items, **options))
+    _follow_functions(options)
 
 
-def _hold_batches(control: Path) -> None:
-    """Make the functions of foreachBatch wait at their end while the file `armed` exists."""
+def _hold_batches(control: Path, *, waits_at_end: bool) -> None:
+    """Make functions of foreachBatch wait at each line, and at their end while the file `armed` exists."""
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     foreach_batch = DataStreamWriter.foreachBatch
 
     def held(writer: Any, function: Callable[[Any, int], None]) -> Any:
+        announcer = LineAnnouncer(control)
+        (control / FUNCTION).touch()
+
         def write_and_wait(frame: Any, batch_id: int) -> None:
-            function(frame, batch_id)
-            _wait_while(lambda: (control / ARMED).exists())
+            announcer.call(function, frame, batch_id)
+            if waits_at_end:
+                _wait_while(lambda: (control / ARMED).exists())
 
         return foreach_batch(writer, write_and_wait)
 
@@ -133,6 +147,46 @@ def _precede_functions_of_rdds(step: Callable[[Iterable[Any]], Iterator[Any]]) -
     RDD.mapPartitionsWithIndex = mapped
 
 
+def _follow_functions(options: Mapping[str, str]) -> None:
+    """Wrap the Python functions that get the rows of a task or a group, so that a task fails after them.
+    Guard: test_a_task_fails_after_a_function_that_writes_at_its_end.
+    """
+    from pyspark.core.rdd import RDD
+    from pyspark.sql.classic.dataframe import DataFrame
+    from pyspark.sql.pandas.group_ops import PandasCogroupedOps, PandasGroupedOpsMixin
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    def wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
+        method = getattr(owner, name)
+
+        def wrapped(self: Any, func: Any, *arguments: Any, **named: Any) -> Any:
+            return method(self, wrapper(func), *arguments, **named)
+
+        setattr(owner, name, wrapped)
+
+    for name in ("mapInArrow", "mapInPandas"):
+        wrap(DataFrame, name, lambda func: partial(run_to_end, func, len, options))
+    wrap(RDD, "mapPartitionsWithIndex", lambda f: _of_partition(f, options))
+    for owner in (PandasGroupedOpsMixin, PandasCogroupedOps):
+        for name in ("applyInPandas", "applyInArrow"):
+            wrap(owner, name, lambda func: fail_after_group(func, options))
+    construct = DataStreamWriter._construct_foreach_function
+    DataStreamWriter._construct_foreach_function = staticmethod(
+        lambda f: _of_partition(construct(f), options)
+    )
+
+
+def _of_partition(
+    function: Callable[[int, Any], Any], options: Mapping[str, str]
+) -> Callable[[int, Any], Any]:
+    """Return a function of a partition's number and items, behind which the task fails."""
+    return lambda index, items: run_to_end(partial(function, index), _one, options, items)
+
+
+def _one(_item: Any) -> int:
+    return 1
+
+
 class Attempt(NamedTuple):
     """An attempt of Spark at a task. `stage` and `partition` are the same in all attempts at this task."""
 
@@ -168,8 +222,7 @@ def _pass_on(
     """
     directory, attempt = Path(control), _attempt()
     stage_name = f"{driver}.{attempt.stage}"
-    if is_repeated(directory / f"{RAISED}-{stage_name}", attempt):
-        (directory / REPEATED).touch()
+    _note_repetition(directory, stage_name, attempt)
     passed = 0
     for part, rows in sized:
         if passed == limit:
@@ -178,6 +231,63 @@ def _pass_on(
         passed += rows > 0
     if 0 < passed <= limit:
         _strike_if_armed(directory, strike, stage_name, attempt)
+
+
+def run_to_end(
+    function: Callable[[Any], Iterable[Any]],
+    size: Callable[[Any], int],
+    options: Mapping[str, str],
+    parts: Iterable[Any],
+) -> Iterator[Any]:
+    """Yield what a function returns for the input of a task. If the fault is armed, the first task of each
+    stage whose input has rows fails after that. `size` returns the number of rows of a part of the input.
+    """
+    has_rows = False
+
+    def noted() -> Iterator[Any]:
+        nonlocal has_rows
+        for part in parts:
+            has_rows = has_rows or size(part) > 0
+            yield part
+
+    yield from function(noted())
+    if has_rows:
+        _fail_at_end(options)
+
+
+def fail_after_group(function: Callable[..., Any], options: Mapping[str, str]) -> Callable[..., Any]:
+    """Return a function of a group that makes the first task of each stage fail after a group."""
+
+    def run(*arguments: Any) -> Any:
+        result = function(*arguments)
+        if inspect.isgenerator(result):
+            return _to_end(result)
+        _fail_at_end(options)
+        return result
+
+    def _to_end(parts: Iterator[Any]) -> Iterator[Any]:
+        yield from parts
+        _fail_at_end(options)
+
+    # Spark counts the function's parameters, and reads its type hints.
+    functools.update_wrapper(run, function)
+    run.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return run
+
+
+def _fail_at_end(options: Mapping[str, str]) -> None:
+    if options["strike"] not in _AT_END:
+        return
+    control, attempt = Path(options["control"]), _attempt()
+    stage_name = f"{options['driver']}.{attempt.stage}"
+    _note_repetition(control, stage_name, attempt)
+    _strike_if_armed(control, options["strike"], f"{stage_name}{_END}", attempt)
+
+
+def _note_repetition(control: Path, stage_name: str, attempt: Attempt) -> None:
+    for name in (stage_name, f"{stage_name}{_END}"):
+        if is_repeated(control / f"{RAISED}-{name}", attempt):
+            (control / REPEATED).touch()
 
 
 def _attempt() -> Attempt:
@@ -207,7 +317,8 @@ def _strike_if_armed(control: Path, strike: str, stage_name: str, attempt: Attem
         (control / f"{STRUCK}-{stage_name}").touch(exist_ok=False)
     except FileExistsError:
         return
-    _wait_while(lambda: not (control / f"{WRITTEN}-{stage_name}").exists())
+    if not stage_name.endswith(_END):
+        _wait_while(lambda: not (control / f"{WRITTEN}-{stage_name}").exists())
     victims = _victims(strike)
     raised = control / f"{RAISED}-{stage_name}"
     raised.with_name(f".{raised.name}").write_text(" ".join(map(str, attempt)))

@@ -76,16 +76,20 @@ class Verdict(StrEnum):
     CLEAN        the fault happened, and every row is in the target once
     VIOLATED     a row is missing, or there more than once
     NOT_REACHED  the fault did not happen, so the run proves nothing
+    IMPOSSIBLE   the fault cannot happen with this pipeline, so nothing remains to be proved
     FAILED       the run did not finish, or its rows cannot be recognised
     """
 
     CLEAN = "clean"
     VIOLATED = "violated"
     NOT_REACHED = "fault did not happen"
+    IMPOSSIBLE = "cannot happen"
     FAILED = "failed"
 
 
-def judge(counts: Counts | None, *, has_happened: bool, error: str | None) -> Verdict:
+def judge(
+    counts: Counts | None, *, has_happened: bool, error: str | None, is_possible: bool = True
+) -> Verdict:
     """Judge a run. `counts` is None if the target was not read. `error` says why the run did not finish."""
     if error is not None or counts is None:
         return Verdict.FAILED
@@ -94,6 +98,8 @@ def judge(counts: Counts | None, *, has_happened: bool, error: str | None) -> Ve
         return Verdict.FAILED
     if counts.lost or counts.doubled:
         return Verdict.VIOLATED
+    if not is_possible:
+        return Verdict.IMPOSSIBLE
     return Verdict.CLEAN if has_happened else Verdict.NOT_REACHED
 
 
@@ -108,8 +114,11 @@ def foreign_text(counts: Counts, name: str) -> str | None:
 
 
 def exit_code(verdicts: Iterable[Verdict]) -> int:
-    """Return the exit code of a trial: 3 if any run was violated, 0 if all are clean, otherwise 1."""
+    """Return the exit code of a trial: 3 if any run was violated, 0 if all are clean, otherwise 1.
+
+    Runs whose fault cannot happen do not count, unless there are no others.
+    """
     found = set(verdicts)
     if Verdict.VIOLATED in found:
         return EXIT_VIOLATED
-    return EXIT_CLEAN if found == {Verdict.CLEAN} else EXIT_ERROR
+    return EXIT_CLEAN if found - {Verdict.IMPOSSIBLE} == {Verdict.CLEAN} else EXIT_ERROR

@@ -4,6 +4,7 @@ The moments of a kill, in the order of a micro-batch:
 
     PLANNED      Spark's offset log has the micro-batch, and no row of it has reached the target
     SENT         the pipeline has sent rows of the micro-batch, and none of them has reached the target
+    AT_LINE      a function of foreachBatch is at the line that writes rows, and has not executed it
     STORED       rows of the micro-batch are in the target, and the driver does not know it
     COMMITTING   a transaction with rows is committed, and the pipeline does not know it
     COMMITTED    Spark's commit log has the micro-batch
@@ -22,6 +23,7 @@ from typing import assert_never
 
 from oncelog.errors import ConfigError
 
+_NO_WRITING_LINE = "foreachBatch did not come to the line that wrote rows in an earlier micro-batch"
 LOCAL_CLUSTER = "local-cluster[2,1,1024]"
 """A master that starts two executors on this machine, with one core and 1024 MB each."""
 
@@ -54,14 +56,22 @@ class Strike(StrEnum):
     KILL_WORKER        a task's Python worker is killed in the middle of its rows
     KILL_EXECUTOR      the JVM of a task's executor is killed in the middle of the task's rows
     KILL_SPARK_WORKER  the Spark worker of a task's executor is killed in the middle of the task's rows
-    HOLD               a function of foreachBatch has done its work, and does not return before the kill
+    FAIL_WRITE         the line of a function of foreachBatch that writes rows raises an error
+    HOLD               a function of foreachBatch waits at each line until the trial has counted the writes,
+                       and does not return before the kill
     """
 
     RAISE = "raise"
     KILL_WORKER = "kill-worker"
     KILL_EXECUTOR = "kill-executor"
     KILL_SPARK_WORKER = "kill-spark-worker"
+    FAIL_WRITE = "fail-write"
     HOLD = "hold"
+
+    @property
+    def is_in_tasks(self) -> bool:
+        """True if the fault is in a task, and not in the driver."""
+        return self not in (Strike.FAIL_WRITE, Strike.HOLD)
 
 
 class Network(Enum):
@@ -86,6 +96,7 @@ class Moment(Enum):
 
     PLANNED = "planned"
     SENT = "sent"
+    AT_LINE = "at line"
     STORED = "stored"
     COMMITTING = "committing"
     COMMITTED = "committed"
@@ -142,6 +153,12 @@ CELLS = (
         kill_at=Moment.SENT,
     ),
     Cell(
+        "driver-at-write",
+        "the driver is killed after foreachBatch has read rows and before the line that writes them",
+        strike=Strike.HOLD,
+        kill_at=Moment.AT_LINE,
+    ),
+    Cell(
         "driver-in-write",
         "the driver is killed after rows are written and before the micro-batch is finished",
         strike=Strike.HOLD,
@@ -172,6 +189,11 @@ CELLS = (
         network=Network.CUT_ANSWERS,
     ),
     Cell("rows-refused", "the cluster refuses a request with rows", network=Network.REFUSE_WRITES),
+    Cell(
+        "write-fails",
+        "the line of foreachBatch that writes rows raises an error",
+        strike=Strike.FAIL_WRITE,
+    ),
 )
 
 
@@ -201,7 +223,10 @@ def choose_cells(
         impossible |= {Strike.KILL_EXECUTOR, Strike.KILL_SPARK_WORKER}
     if not has_spark_workers:
         impossible.add(Strike.KILL_SPARK_WORKER)
-    if kind is not TargetKind.TOPIC:
+    if kind is TargetKind.TOPIC:
+        # In driver-write-lost and rows-refused, the rows come to the cluster before they are lost or refused.
+        impossible |= {Moment.AT_LINE, Strike.FAIL_WRITE}
+    else:
         impossible |= {Moment.SENT, Moment.COMMITTING, Network.CUT_REQUESTS, Network.REFUSE_WRITES}
     return tuple(cell for cell in CELLS if not impossible & {cell.strike, cell.kill_at, cell.network})
 
@@ -222,6 +247,9 @@ class Evidence:
     - `has_counted`: Spark repeated that task, or the query failed because of it.
     - `writes_lost`: the number of lost requests with rows of the target.
     - `refusals`: the number of requests with rows of the target that were answered with an error.
+    - `has_function`: the query has a function of foreachBatch.
+    - `is_before_write`: this function waits at the line that wrote the rows of an earlier micro-batch.
+    - `has_failed_write`: that line has raised an error.
 
     The other numbers count lost responses.
     """
@@ -239,6 +267,9 @@ class Evidence:
     row_cuts: int | None = None
     has_struck: bool = False
     has_counted: bool = False
+    has_function: bool = False
+    is_before_write: bool = False
+    has_failed_write: bool = False
 
 
 def has_come(moment: Moment, evidence: Evidence) -> bool:
@@ -248,6 +279,8 @@ def has_come(moment: Moment, evidence: Evidence) -> bool:
             return evidence.is_planned and evidence.reads_lost > 0
         case Moment.SENT:
             return evidence.is_planned and evidence.writes_lost > 0
+        case Moment.AT_LINE:
+            return evidence.is_planned and evidence.is_before_write
         case Moment.STORED:
             return evidence.is_planned and evidence.new_writes > 0
         case Moment.COMMITTING:
@@ -258,13 +291,23 @@ def has_come(moment: Moment, evidence: Evidence) -> bool:
             assert_never(moment)
 
 
+def is_possible(cell: Cell, evidence: Evidence) -> bool:
+    """Return False if the fault cannot happen with this pipeline, whatever the run does."""
+    is_about_function = cell.kill_at is Moment.AT_LINE or cell.strike is Strike.FAIL_WRITE
+    return evidence.has_function or not is_about_function
+
+
 def why_not(cell: Cell, evidence: Evidence) -> str | None:
     """Return the reason why the cell's fault did not happen; None if it happened.
 
     For a kill, `evidence` was collected after the driver's death, because the driver may have made progress
     before the kill took effect.
     """
-    if cell.strike is not None and cell.strike is not Strike.HOLD:
+    if not is_possible(cell, evidence):
+        return "the query has no function of foreachBatch, which this fault is about"
+    if cell.strike is Strike.FAIL_WRITE and not evidence.has_failed_write:
+        return _NO_WRITING_LINE
+    if cell.strike is not None and cell.strike.is_in_tasks:
         if evidence.has_counted:
             return None
         if evidence.has_struck:
@@ -275,13 +318,15 @@ def why_not(cell: Cell, evidence: Evidence) -> str | None:
             return "no task read the source before the micro-batch was finished"
         case Moment.SENT if evidence.writes_lost == 0:
             return "no row of the target was sent before the micro-batch was finished"
-        case Moment.PLANNED | Moment.SENT if evidence.new_writes:
+        case Moment.AT_LINE if not evidence.is_before_write:
+            return _NO_WRITING_LINE
+        case Moment.PLANNED | Moment.SENT | Moment.AT_LINE if evidence.new_writes:
             return "rows were written before the driver was dead"
         case Moment.STORED if evidence.writes == 0:
             return "no write was seen before the micro-batch was finished"
         case Moment.COMMITTING if evidence.commits_lost == 0:
             return "the pipeline committed no transaction"
-        case Moment.PLANNED | Moment.SENT | Moment.STORED if not evidence.is_planned:
+        case Moment.PLANNED | Moment.SENT | Moment.AT_LINE | Moment.STORED if not evidence.is_planned:
             return "the micro-batch was committed before the driver was dead"
         case Moment.STORED if evidence.new_writes == 0:
             return "only rows of an earlier micro-batch were written"

@@ -34,7 +34,7 @@ def row_of(outcome: Outcome) -> dict[str, Any]:
     return {
         "cell": outcome.cell.name,
         "fault": outcome.cell.fault,
-        "happened": "-" if outcome.cell.is_calm else "yes" if outcome.has_happened else "no",
+        "happened": _happened(outcome),
         "lost": counts.lost if counts else None,
         "doubled": counts.doubled if counts else None,
         "verdict": outcome.verdict.value,
@@ -47,6 +47,12 @@ def row_of(outcome: Outcome) -> dict[str, Any]:
         "detail": outcome.detail or None,
         "error": outcome.error,
     }
+
+
+def _happened(outcome: Outcome) -> str:
+    if outcome.cell.is_calm or outcome.verdict is Verdict.IMPOSSIBLE:
+        return "-"
+    return "yes" if outcome.has_happened else "no"
 
 
 def summary_text(outcomes: Sequence[Outcome]) -> str:
@@ -63,12 +69,13 @@ def summary_text(outcomes: Sequence[Outcome]) -> str:
         names = ", ".join(o.cell.name for o in open_runs)
         return f"No row was lost or doubled, but these runs prove nothing: {names}."
     runs = f"all {len(outcomes)} runs" if len(outcomes) > 1 else "the only run"
-    return f"Each row is in the target once, in {runs}, and every fault happened."
+    which = "every fault that can happen did so" if by_verdict[Verdict.IMPOSSIBLE] else "every fault happened"
+    return f"Each row is in the target once, in {runs}, and {which}."
 
 
 def render_report(outcomes: Sequence[Outcome], facts: Mapping[str, str]) -> str:
     """Return the whole report as HTML. `facts` has the options of the trial, and versions."""
-    is_good = all(outcome.verdict is Verdict.CLEAN for outcome in outcomes)
+    is_good = all(outcome.verdict in (Verdict.CLEAN, Verdict.IMPOSSIBLE) for outcome in outcomes)
     rows = [{name: row_of(outcome)[name] for name in COLUMNS} for outcome in outcomes]
     parts = [
         f"<h1>Trial of {escape(facts.get('pipeline', 'a pipeline'))}</h1>",

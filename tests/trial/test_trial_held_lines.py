@@ -1,0 +1,228 @@
+"""A driver is killed between two lines of a function of foreachBatch, or a line fails. The driver is a
+stand-in.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.trial import StandInDriver
+
+from oncelog import Broker, TopicPartition
+from oncelog.trial import held_lines, run
+from oncelog.trial.fault_point import ARMED
+from oncelog.trial.held_lines import AT_LINE, FUNCTION, HeldLines, LineAnnouncer, WriteFault
+from oncelog.trial.judgement import Verdict
+from oncelog.trial.plan import Strike, TargetKind, choose_cells
+from oncelog.trial.run import Outcome, Trial, run_cell
+
+
+def note_before(database: sqlite3.Connection, number: int, rows: list[tuple[str]]) -> None:
+    with database:
+        database.execute("INSERT INTO batches VALUES (?)", (number,))
+    with database:
+        database.executemany("INSERT INTO rows VALUES (?)", rows)
+
+
+def note_after(database: sqlite3.Connection, number: int, rows: list[tuple[str]]) -> None:
+    with database:
+        database.executemany("INSERT INTO rows VALUES (?)", rows)
+    with database:
+        database.execute("INSERT INTO batches VALUES (?)", (number,))
+
+
+def note_with(database: sqlite3.Connection, number: int, rows: list[tuple[str]]) -> None:
+    with database:
+        database.execute("INSERT INTO batches VALUES (?)", (number,))
+        database.executemany("INSERT INTO rows VALUES (?)", rows)
+
+
+def ignore_errors(database: sqlite3.Connection, number: int, rows: list[tuple[str]]) -> None:
+    with suppress(Exception):
+        note_with(database, number, rows)
+
+
+class Killed(Exception):
+    pass
+
+
+class BatchDriver(StandInDriver):
+    """Calls a function of foreachBatch for each micro-batch, and dies at a line of it."""
+
+    write: Callable[[sqlite3.Connection, int, list[tuple[str]]], None]
+
+    def __init__(self, job: Any, settings: Any, log_file: Path, control: Path, strike: Strike | None) -> None:
+        super().__init__(job, settings, log_file, control, strike)
+        self._announcer, self._armed = LineAnnouncer(control), control / ARMED
+        (control / FUNCTION).touch()
+
+    def _micro_batch(self, consumer: Any, producer: Any) -> None:
+        with suppress(Killed, WriteFault):
+            super()._micro_batch(consumer, producer)
+
+    def _copy(self, consumer: Any, _producer: Any, begin: Any, ends: Any) -> None:
+        rows = [
+            (row["key"].decode(),)
+            for partition, end in ends.items()
+            for batch in consumer.fetch_range(
+                TopicPartition(self._source, partition), begin.get(partition, 0), end
+            )
+            for row in batch.select(["key"]).to_pylist()
+        ]
+
+        def wait_or_die() -> None:
+            if self._stop.wait(0.002):
+                raise Killed
+
+        with pytest.MonkeyPatch.context() as patch, closing(sqlite3.connect(self.settings["TARGET"])) as file:
+            patch.setattr(held_lines, "_pause", wait_or_die)
+            file.execute("CREATE TABLE IF NOT EXISTS rows (id TEXT)")
+            file.execute("CREATE TABLE IF NOT EXISTS batches (number INTEGER PRIMARY KEY)")
+            number = sum(ends.values())
+            if not file.execute("SELECT 1 FROM batches WHERE number = ?", (number,)).fetchone():
+                self._announcer.call(type(self).write, file, number, rows)
+                while self._armed.exists():
+                    wait_or_die()
+
+
+class NoteOfOffsets(StandInDriver):
+    """Skips the rows whose offset is not above the highest one of any partition."""
+
+    highest = -1
+
+    def _copy(self, consumer: Any, producer: Any, begin: Any, ends: Any) -> None:
+        before = self.highest
+        for partition, end in ends.items():
+            tp = TopicPartition(self._source, partition)
+            for batch in consumer.fetch_range(tp, begin.get(partition, 0), end):
+                for row in batch.select(["key", "value", "offset"]).to_pylist():
+                    if row["offset"] > before:
+                        producer.send(self.settings["TARGET"], row["value"], row["key"])
+                    self.highest = max(self.highest, row["offset"])
+        producer.flush()
+
+
+@pytest.fixture
+def trial(broker: Broker, tmp_path: Path) -> Trial:
+    return Trial(
+        file=tmp_path / "mine.py",
+        kind=TargetKind.SQLITE,
+        servers=broker.bootstrap_servers,
+        work_dir=tmp_path,
+        name=tmp_path.name,
+        rows=30,
+        micro_batches=3,
+        row='{"id": "{n}"}',
+        id_name="id",
+    )
+
+
+def outcome_of(cell: str, trial: Trial, monkeypatch: pytest.MonkeyPatch, driver: type) -> Outcome:
+    monkeypatch.setattr(run, "Driver", driver)
+    (chosen,) = choose_cells([cell], trial.kind)
+    return run_cell(trial, chosen)
+
+
+@pytest.mark.behaviour("P7")
+@pytest.mark.parametrize(
+    ("cell", "write", "lost", "doubled"),
+    [
+        ("driver-at-write", note_before, True, False),
+        ("driver-at-write", note_after, False, False),
+        ("driver-at-write", note_with, False, False),
+        ("driver-in-write", note_after, False, True),
+        ("driver-in-write", note_with, False, False),
+        ("write-fails", ignore_errors, True, False),
+        ("write-fails", note_with, False, False),
+    ],
+)
+def test_a_fault_between_two_lines_shows_what_a_function_of_foreachbatch_does_wrong(
+    cell: str,
+    write: Callable[..., None],
+    lost: bool,
+    doubled: bool,
+    trial: Trial,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """R1581: no cell showed that a micro-batch is noted before its rows or directly after them, or that
+    errors of a table's write are ignored.
+    """
+    driver = type("Driver", (BatchDriver,), {"write": staticmethod(write)})
+    outcome = outcome_of(cell, trial, monkeypatch, driver)
+    assert outcome.has_happened and outcome.counts is not None, outcome
+    assert (outcome.counts.lost > 0, outcome.counts.doubled > 0) == (lost, doubled), outcome
+
+
+@pytest.mark.behaviour("P7")
+def test_a_sink_that_compares_offsets_of_different_partitions_loses_rows(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1583: the partitions of the source had as many rows each, so that the sink lost nothing."""
+    outcome = outcome_of("calm", replace(trial, kind=TargetKind.TOPIC), monkeypatch, NoteOfOffsets)
+    assert outcome.verdict is Verdict.VIOLATED, outcome
+    assert outcome.counts is not None and outcome.counts.lost > 0
+
+
+@pytest.mark.parametrize("cell", ["driver-at-write", "write-fails"])
+def test_a_query_without_a_function_of_foreachbatch_is_not_accused(
+    cell: str, trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = replace(trial, kind=TargetKind.TOPIC)
+    outcome = outcome_of(cell, topic, monkeypatch, StandInDriver)
+    assert outcome.verdict is Verdict.IMPOSSIBLE and "no function of foreachBatch" in outcome.detail, outcome
+
+
+def test_the_line_that_writes_is_the_last_one_before_there_is_a_write(tmp_path: Path) -> None:
+    lines, file = HeldLines(tmp_path), tmp_path / AT_LINE
+    looks = [("a", 0), ("b", 0), ("c", 2), (None, 2), ("a", 2), ("b", 2), ("c", 4)]
+    seen = []
+    for line, writes in looks:
+        if line is not None:
+            file.write_text(line)
+        lines.read()
+        lines.look(writes)
+        seen.append(lines.is_before_write)
+        lines.release()
+        assert not file.exists()
+    assert seen == [False] * 5 + [True, False]
+
+
+def test_a_line_at_which_the_writes_cannot_be_counted_is_passed_over(tmp_path: Path) -> None:
+    """A writer locks the database, so the rows may have been written before that line or after it."""
+    lines, file = HeldLines(tmp_path), tmp_path / AT_LINE
+    for line, writes in (("a", 0), ("b", None), ("c", 2), ("a", 2)):
+        file.write_text(line)
+        lines.read()
+        lines.look(writes)
+    assert lines.is_before_write
+
+
+def test_each_step_between_two_lines_is_announced_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, announced = tmp_path / AT_LINE, []
+
+    def release() -> None:
+        announced.append(int(file.read_text().partition(" < ")[0].rpartition(":")[2]) - first)
+        file.unlink()
+
+    def write(rows: list[int]) -> int:
+        total = 0
+        for row in rows:
+            total += sorted([row])[0]
+        return total
+
+    first = write.__code__.co_firstlineno
+    monkeypatch.setattr(held_lines, "_pause", release)
+    announcer = LineAnnouncer(tmp_path)
+    assert announcer.call(write, [1, 2, 3]) == 6
+    # The second 3 follows 2, and the second 2 follows 3.
+    assert announced == [1, 2, 3, 2, 4]
+    assert announcer.call(write, [4, 5]) == 9  # the next micro-batch
+    assert announced == [1, 2, 3, 2, 4] * 2
