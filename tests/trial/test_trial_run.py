@@ -245,6 +245,32 @@ def test_a_sink_that_notes_a_micro_batch_before_it_sends_it_loses_rows(
 
 
 @pytest.mark.behaviour("P7")
+def test_a_sink_that_does_not_wait_for_its_rows_loses_them(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1584: the fault did not happen, because the micro-batch was committed before the driver was dead."""
+
+    def copy(self: StandInDriver, consumer: Any, _producer: Any, begin: Any, ends: Any) -> None:
+        producer = Producer({"bootstrap.servers": self.settings["BOOTSTRAP_SERVERS"]})
+        vars(self).setdefault("open", []).append(producer)
+        sender = SimpleNamespace(send=producer.send, flush=lambda: None)
+        StandInDriver._copy(self, consumer, sender, begin, ends)
+        # Give the rows time to be sent. The stand-in then commits, also if it was "killed" meanwhile.
+        with suppress(TimedOut):
+            producer.flush(timeout=2)
+
+    def kill(self: StandInDriver) -> None:
+        StandInDriver.kill(self)
+        for producer in vars(self).pop("open", []):
+            with suppress(TimedOut):
+                producer.close(timeout=0)
+
+    outcome = outcome_of("driver-write-lost", trial, monkeypatch, _copy=copy, kill=kill)
+    assert outcome.verdict is Verdict.VIOLATED and outcome.has_happened, outcome
+    assert outcome.counts is not None and outcome.counts.lost > 0 == outcome.counts.doubled
+
+
+@pytest.mark.behaviour("P7")
 def test_a_sink_that_does_not_use_the_proxy_is_not_called_clean(
     trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
