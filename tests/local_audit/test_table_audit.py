@@ -643,6 +643,11 @@ def test_tables_whose_files_are_not_the_whole_truth_are_refused(
     (tmp_path / "i" / "metadata" / "v1.metadata.json").touch()
     with pytest.raises(ConfigError, match="is an Iceberg table"):
         audit_table(broker.bootstrap_servers, transactions, f"parquet:{tmp_path / 'i'}")
+    # R1585: Hudi keeps older versions of files, whose rows were called doubled.
+    (tmp_path / "h" / ".hoodie").mkdir(parents=True)
+    (tmp_path / "h" / ".hoodie" / "hoodie.properties").touch()
+    with pytest.raises(ConfigError, match="is a Hudi table"):
+        audit_table(broker.bootstrap_servers, transactions, f"parquet:{tmp_path / 'h'}")
 
 
 @pytest.mark.parametrize(

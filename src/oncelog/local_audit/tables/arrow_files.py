@@ -242,7 +242,7 @@ def _batches_of(file: Any) -> Callable[[list[str]], Iterator[Any]]:
 
 def _data_files(system: fs.FileSystem, root: str, path: str) -> list[str]:
     """Return the paths of a table's data files, relative to the table's directory. Raises ConfigError for a
-    Delta Lake or Iceberg table.
+    Delta Lake, Iceberg or Hudi table.
     """
     # Read Spark's log first, because every file in it exists when the directory is listed later. Guard:
     # test_a_file_that_is_committed_meanwhile_is_no_error.
@@ -258,6 +258,11 @@ def _data_files(system: fs.FileSystem, root: str, path: str) -> list[str]:
     if "_delta_log" in first:
         raise ConfigError(
             f"{path} is a Delta Lake table, whose files alone are not the table: use delta:{path}"
+        )
+    if ".hoodie" in first:
+        raise ConfigError(
+            f"{path} is a Hudi table, whose files alone are not the table: read it with Spark, and use "
+            "oncelog.spark.audit.audit_table"
         )
     if any(name.startswith("metadata/") and name.endswith(".metadata.json") for name in names):
         raise ConfigError(
