@@ -24,6 +24,7 @@ from oncelog_simulator.client_simulation import ClientResult, has_faults
 from oncelog_simulator.default_flush import run_default_flush
 from oncelog_simulator.event_loop import Livelock
 from oncelog_simulator.expected_errors import ExpectedErrors
+from oncelog_simulator.log_crashes import run_log_crashes
 from oncelog_simulator.mutants.interrupted_clients import CLIENT_MUTANTS, NOT_CAUGHT
 from oncelog_simulator.mutants.mutant import search
 from oncelog_simulator.mutants.old_retries import MUTANTS as FORGETFUL
@@ -58,7 +59,8 @@ LOOPS = (0, 1, 2, 3)
 RESTORED = (3, 6, 7, 8, 10)
 UNSYNCED = (3, 6, 9)
 RETRIES = (1, 2)
-"""THREADED to RETRIES: the seeds of the quick tier, one tuple for each simulation.
+LOGS = (0, 1, 2, 3)
+"""THREADED to LOGS: the seeds of the quick tier, one tuple for each simulation.
 
 Together their timelines have as many kinds of events as those of the first 10 to 25 seeds.
 """
@@ -90,6 +92,7 @@ OPTIONS: dict[RunSeed, str] = {
     run_restored_backup: "backup",
     run_default_flush: "unsynced",
     run_old_retries: "retries",
+    run_log_crashes: "log",
 }
 """For each simulation, the value of the option `--clients` that runs it."""
 
@@ -173,6 +176,7 @@ def test_threads_without_rest_are_noticed_and_ended() -> None:
         (run_restored_backup, RESTORED[:2]),
         (run_default_flush, UNSYNCED[:1]),
         (run_old_retries, RETRIES),
+        (run_log_crashes, LOGS),
     ],
 )
 def test_a_seed_gives_the_same_run_again(run_seed: RunSeed, seeds: Collection[int]) -> None:
@@ -297,6 +301,12 @@ def test_old_batches_are_recognised_however_often_the_power_fails(seeds: Collect
     assert violations_of(run_old_retries, seeds) == {}
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seeds", in_tiers(LOGS, 100))
+def test_a_log_remembers_its_producers_wherever_it_ends(seeds: Collection[int]) -> None:
+    assert violations_of(run_log_crashes, seeds) == {}
+
+
 @pytest.mark.parametrize("name", [each.name for each in FORGETFUL if each.name not in FORGOTTEN_UNSEEN])
 def test_a_forgotten_producer_is_noticed(name: str) -> None:
     (mutant,) = [each for each in FORGETFUL if each.name == name]
@@ -320,6 +330,7 @@ def test_a_restored_backup_that_fences_nobody_is_noticed(monkeypatch: pytest.Mon
         run_restored_backup,
         run_default_flush,
         run_old_retries,
+        run_log_crashes,
     ],
 )
 def test_interrupted_clients_lose_nothing_for_long(run_seed: RunSeed) -> None:

@@ -273,6 +273,10 @@ class MemoryDisk:
         """The clock for modification times. The default is far in the future, so that no file is old."""
         self.on_crash: Callable[[], object] = lambda: None
         """Called once when `crash_after` is reached."""
+        self.on_step: list[Callable[[str, str], object]] = []
+        """Called before each step with the operation and the path. A write of any size is one call. May raise
+        OSError, or set `crash_after`.
+        """
         self.on_turn: Callable[[bool], object] | None = None
         """Called before each operation, with True before a sync. May run another thread of the process."""
         self.held_count = 0
@@ -306,6 +310,7 @@ class MemoryDisk:
         """Allow operations again after the simulation, so that generators of a dead process can be closed."""
         self._is_dead, self.crash_after, self.on_turn = False, None, None
         self.errors.clear()
+        self.on_step.clear()
 
     def turn(self, *, is_sync: bool = False) -> None:
         """Let other threads of the process run here, unless a mutex is held."""
@@ -320,6 +325,8 @@ class MemoryDisk:
         before the crash.
         """
         self._refuse(operation, path)
+        for call in self.on_step:
+            call(operation, path)
         done = count if self.crash_after is None else min(count, max(self.crash_after - self.steps, 0))
         self.steps += done
         if done < count:

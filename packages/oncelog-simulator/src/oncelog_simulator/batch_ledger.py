@@ -8,17 +8,19 @@ logs, never the producer state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
 from oncelog.broker.append_events import AppendEvent
-from oncelog.broker.state import BrokerState
 from oncelog.log.partition import Partition
 from oncelog.types import TopicPartition
 from oncelog_simulator.checks import batches_of, remembered_producers
-from oncelog_simulator.world import BrokerHost, World
+from oncelog_simulator.world import World
+
+Logs = Mapping[TopicPartition, Partition]
 
 
 class Fate(Enum):
@@ -57,20 +59,23 @@ class Entry:
 class PartitionNotes:
     """The batches of one partition, and the open transactions that its next start must find.
 
-    `open_since` has the first offset of each open transaction by producer id. `is_damaged` is True if a file
-    of the partition was damaged since the last start.
+    `keys` has the keys of `batches` by producer id. `open_since` has the first offset of each open
+    transaction by producer id. `is_damaged` is True if a file of the partition was damaged since the last
+    start. `recovery_point` is the one up to which the batches were last noted as synced.
     """
 
     batches: dict[BatchKey, Entry] = field(default_factory=dict)
+    keys: defaultdict[int, list[BatchKey]] = field(default_factory=lambda: defaultdict(list))
     open_since: dict[int, int] = field(default_factory=dict)
     is_damaged: bool = False
+    recovery_point: int = 0
 
 
 class Ledger:
-    """The ledger of one topic."""
+    """The ledger of one topic. `logs` returns the open partitions of the running broker."""
 
-    def __init__(self, world: World, broker: BrokerHost, partitions: list[TopicPartition]) -> None:
-        self.world, self.broker = world, broker
+    def __init__(self, world: World, logs: Callable[[], Logs], partitions: list[TopicPartition]) -> None:
+        self.world, self.logs = world, logs
         self.partitions = {tp: PartitionNotes() for tp in partitions}
         self.idempotent: set[int] = set()
         """The ids of producers without transactions."""
@@ -92,8 +97,8 @@ class Ledger:
 
     def _newest(self, tp: TopicPartition, producer_id: int) -> BatchKey | None:
         """Return a producer's newest surviving batch; None if that is not certain."""
-        batches = self.partitions[tp].batches
-        keys = [key for key in batches if key.producer_id == producer_id]
+        notes = self.partitions[tp]
+        batches, keys = notes.batches, notes.keys.get(producer_id, [])
         for key in sorted(keys, key=lambda key: (key.epoch, key.sequence), reverse=True):
             if batches[key].fate is not Fate.GONE:
                 return key if batches[key].fate is Fate.STORED else None
@@ -102,28 +107,31 @@ class Ledger:
     # Notes
 
     def stored(self, event: AppendEvent) -> None:
-        """Note the broker's verdict on a batch, and check it."""
+        """Note the broker's verdict on a batch of a Produce request, and check it."""
         tp = TopicPartition(event.topic, event.partition)
         if tp not in self.partitions or event.verdict == "refused":
             return
-        assert self.broker.node is not None
-        self._note_synced(self.partitions[tp], self.broker.node.log_manager.partitions[tp])
         assert event.producer_id is not None and event.producer_epoch is not None
         assert event.base_sequence is not None and event.last_sequence is not None
         assert event.base_offset is not None
         key = BatchKey(tp, event.producer_id, event.producer_epoch, event.base_sequence)
-        entry = self.entry(key)
-        if event.verdict == "duplicate":
-            self._check_duplicate(key, entry, event.base_offset)
+        self.accepted(key, event.last_sequence, event.base_offset, is_duplicate=event.verdict == "duplicate")
+
+    def accepted(self, key: BatchKey, last_sequence: int, offset: int, *, is_duplicate: bool) -> None:
+        """Note that a batch was stored or recognised, and check that this is right."""
+        notes, entry = self.partitions[key.tp], self.entry(key)
+        self._note_synced(notes, self.logs()[key.tp])
+        if is_duplicate:
+            self._check_duplicate(key, entry, offset)
         elif entry is None:
             self._check_order(key)
-            entry = Entry(event.last_sequence, [event.base_offset])
-            self.partitions[tp].batches[key] = entry
+            notes.batches[key] = Entry(last_sequence, [offset])
+            notes.keys[key.producer_id].append(key)
         else:
             if entry.fate is Fate.STORED:
-                self.world.violate("a batch is stored twice", f"{key} {entry}, again at {event.base_offset}")
+                self.world.violate("a batch is stored twice", f"{key} {entry}, again at {offset}")
             self._check_order(key)
-            entry.offsets.append(event.base_offset)
+            entry.offsets.append(offset)
             entry.fate, entry.is_synced = Fate.STORED, False
 
     def _check_duplicate(self, key: BatchKey, entry: Entry | None, offset: int) -> None:
@@ -143,10 +151,11 @@ class Ledger:
         """Note that a snapshot of the partition is damaged or lost."""
         self.partitions[tp].is_damaged = True
 
-    def ending(self, node: BrokerState) -> None:
+    def ending(self) -> None:
         """Note what is synced when the broker is about to end."""
+        logs = self.logs()
         for tp, notes in self.partitions.items():
-            partition = node.log_manager.partitions.get(tp)
+            partition = logs.get(tp)
             if partition is None:
                 continue
             self._note_synced(notes, partition)
@@ -163,6 +172,9 @@ class Ledger:
         above it.
         """
         start, point = partition.log_start_offset, partition.recovery_point
+        if point == notes.recovery_point:
+            return
+        notes.recovery_point = point
         for entry in notes.batches.values():
             if start <= entry.offsets[-1] < point and entry.fate is not Fate.GONE:
                 entry.is_synced = True
@@ -178,10 +190,10 @@ class Ledger:
                 if first_offset in synced
             }
 
-    def recovered(self, node: BrokerState) -> None:
+    def recovered(self, logs: Logs) -> None:
         """Note what the power losses since the last start took, and check that they took nothing else."""
         for tp, notes in self.partitions.items():
-            partition = node.log_manager.partitions.get(tp)
+            partition = logs.get(tp)
             if partition is None:
                 if notes.batches:
                     self.world.violate("a partition is lost", str(tp))
@@ -192,7 +204,7 @@ class Ledger:
                     self._judge(key, entry, partition.log_end_offset, is_damaged=notes.is_damaged)
             if not notes.is_damaged:
                 self._check_open(tp, partition, notes.open_since)
-            notes.open_since, notes.is_damaged = {}, False
+            notes.open_since, notes.is_damaged, notes.recovery_point = {}, False, 0
         self._lost_power = False
 
     def _judge(self, key: BatchKey, entry: Entry, end_offset: int, *, is_damaged: bool) -> None:

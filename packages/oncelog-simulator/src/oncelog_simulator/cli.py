@@ -51,10 +51,11 @@ def parse_seeds(text: str) -> range:
 @click.option("--digest", is_flag=True, help="Print a digest of each run, which is the same for equal runs.")
 @click.option(
     "--clients",
-    type=click.Choice(["blocking", "asyncio", "loops", "backup", "unsynced", "retries"]),
+    type=click.Choice(["blocking", "asyncio", "loops", "backup", "unsynced", "retries", "log"]),
     help="Run another simulation: clients in threads with signals (blocking) or with cancelled calls "
     "(asyncio), loops of oncelog.aio.process (loops), a restored backup, power losses with the default "
-    "flush (unsynced), or retries of old batches after compaction and power losses (retries).",
+    "flush (unsynced), retries of old batches after compaction and power losses (retries), or a log alone "
+    "that ends at any operation of its disk (log).",
 )
 def command(
     seeds: str,
@@ -121,6 +122,7 @@ def _run_clients(
     from oncelog_simulator.backup import run_restored_backup
     from oncelog_simulator.blocking_clients import run_blocking_clients
     from oncelog_simulator.default_flush import run_default_flush
+    from oncelog_simulator.log_crashes import run_log_crashes
     from oncelog_simulator.old_retries import run_old_retries
     from oncelog_simulator.process_loops import run_process_loops
     from oncelog_simulator.shrink import shrink_run
@@ -134,7 +136,12 @@ def _run_clients(
     if run_scenario is not None:
         run = shown = run_scenario(seed, _numbers(kept))
     else:
-        whole = {"backup": run_restored_backup, "unsynced": run_default_flush, "retries": run_old_retries}
+        whole = {
+            "backup": run_restored_backup,
+            "unsynced": run_default_flush,
+            "retries": run_old_retries,
+            "log": run_log_crashes,
+        }
         run = shown = whole[clients](seed)
     repeat_arguments = f"--clients {clients} --seed {seed}"
     if run.violations:

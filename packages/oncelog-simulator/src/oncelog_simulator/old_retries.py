@@ -432,7 +432,7 @@ class OldRetriesSimulation(ClientSimulation):
         self.broker = BrokerHost(world, settings, draw_retry_limits(rng))
         self.broker.before_exit, self.broker.on_recovered = self._ending, self._recovered
         self.partitions = [TopicPartition(TOPIC, number) for number in range(self.partition_count)]
-        self.ledger = Ledger(world, self.broker, self.partitions)
+        self.ledger = Ledger(world, lambda: self.node.log_manager.partitions, self.partitions)
         self.broker.on_stored, self.broker.may_refuse = self.ledger.stored, self._may_refuse
         configs: dict[str, object] = {
             "cleanup.policy": rng.choice(focus.policies),
@@ -471,12 +471,12 @@ class OldRetriesSimulation(ClientSimulation):
 
     def _ending(self, *, is_in_write: bool, lose_power: bool) -> None:
         if self.broker.node is not None:
-            self.ledger.ending(self.broker.node)
+            self.ledger.ending()
         self.ledger.ended(lose_power=lose_power)
 
     def _recovered(self, node: BrokerState) -> None:
         self.monitor.replay(node)
-        self.ledger.recovered(node)
+        self.ledger.recovered(node.log_manager.partitions)
 
     # Events
 

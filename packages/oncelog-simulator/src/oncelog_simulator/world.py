@@ -200,6 +200,8 @@ class BrokerHost(Host):
         self.was_stopped = False
         """True if the last process ended by a complete stop."""
         self._lost_power = False
+        self._countdown: Callable[[str, str], object] | None = None
+        """The function in the disk's `on_step` that counts the operations before a crash."""
         self._past: list[tuple[BrokerState | None, MemoryDisk]] = []
         """The states and disks of earlier processes.
 
@@ -275,21 +277,22 @@ class BrokerHost(Host):
 
         A write of any size counts as one.
         """
-        step, left = self.disk.step, count
+        left = count
 
-        def counted(operation: str, path: str, size: int = 1) -> int:
+        def count_down(operation: str, path: str) -> None:
             nonlocal left
             left -= operation == kind
             if left < 0 and self.disk.crash_after is None:
                 self.crash_after(0, lose_power=lose_power)
-            return step(operation, path, size)
 
-        vars(self.disk)["step"] = counted
+        self._countdown = count_down
+        self.disk.on_step.append(count_down)
 
     def cancel_crash(self) -> None:
         """Cancel a scheduled crash that has not happened yet."""
         self.disk.crash_after = None
-        vars(self.disk).pop("step", None)
+        if self._countdown in self.disk.on_step:
+            self.disk.on_step.remove(self._countdown)
 
     def _end(self, *, is_in_write: bool, lose_power: bool) -> None:
         assert self.process is not None

@@ -13,6 +13,7 @@ from oncelog_simulator.backup import run_restored_backup
 from oncelog_simulator.blocking_clients import run_blocking_clients
 from oncelog_simulator.client_simulation import ClientResult, has_faults
 from oncelog_simulator.default_flush import run_default_flush
+from oncelog_simulator.log_crashes import run_log_crashes
 from oncelog_simulator.old_retries import run_old_retries
 from oncelog_simulator.shrink import rule_of
 from oncelog_simulator.simulation import INDEPENDENT_WORKLOADS, WORKLOADS, run_scenario, scenario_for
@@ -42,8 +43,8 @@ class Mutant(NamedTuple):
 class ClientMutant(NamedTuple):
     """A deliberate fault in the product, which a client simulation must notice.
 
-    `clients` is blocking, asyncio, backup, unsynced or retries. Only seeds of the given `kinds` are run; if
-    `kinds` is empty, all seeds are. With `needs_faults` only seeds with faults are run. `findings` and
+    `clients` is blocking, asyncio, backup, unsynced, retries or log. Only seeds of the given `kinds` are run;
+    if `kinds` is empty, all seeds are. With `needs_faults` only seeds with faults are run. `findings` and
     `guards` are as in Mutant.
     """
 
@@ -74,6 +75,7 @@ _CLIENT_SIMULATIONS: dict[str, tuple[Callable[[int], str], Callable[[int], Clien
     "backup": (lambda seed: "backup", run_restored_backup),
     "unsynced": (lambda seed: "unsynced", run_default_flush),
     "retries": (lambda seed: "retries", run_old_retries),
+    "log": (lambda seed: "log", run_log_crashes),
 }
 """For each kind of client: the function that returns a seed's kind, and the function that runs the seed."""
 
