@@ -35,7 +35,7 @@ PYTEST_OPTIONS ?=
 test: setup  ## style, types, and the quick tests (docs/internals/testing.md); PYTEST_OPTIONS="--order-seed=7"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -n 2
+	$(BIN)/mypy
 	$(BIN)/pytest -m quick -n auto --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
 
 test-full: setup  ## tests that need Apache Kafka, other languages, clusters, kills or a browser
