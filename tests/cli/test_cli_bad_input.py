@@ -143,6 +143,9 @@ LISTS = [
     ["produce", "{topic}", "/dev/null"],
 ]
 
+FEW_PARTITIONS = {"offsets.topic.num.partitions": 2, "transaction.state.log.num.partitions": 2}
+"""The 50 partitions of each of these topics would take most of the time."""
+
 
 @pytest.mark.parametrize("full", [False, True], ids=["of an empty cluster", "with hostile names"])
 @pytest.mark.parametrize("arguments", LISTS, ids=" ".join)
@@ -152,7 +155,10 @@ def test_every_output_can_be_parsed(arguments: list[str], full: bool) -> None:
     from oncelog import Admin, NewTopic, OffsetAndMetadata, TopicPartition
 
     topic, group = "t.opic_-1", "g\x1b[2J\"'[bold]\u202e中\n" if full else "g"
-    with Broker() as broker, Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+    with (
+        Broker(config=FEW_PARTITIONS) as broker,
+        Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin,
+    ):
         servers = broker.bootstrap_servers
         admin.create_topics([NewTopic(topic)])
         admin.alter_group_offsets(group, {TopicPartition(topic, 0): OffsetAndMetadata(0)})
