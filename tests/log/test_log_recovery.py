@@ -1060,15 +1060,15 @@ def test_a_crash_while_a_log_begins_at_its_log_start_forgets_no_producer() -> No
     the first one and was killed. The next start took the gap before the log start for a loss, and removed
     the only snapshot that had the producers of the removed segment.
     """
+    full = MemoryDisk()
+    partition = open_partition(full, SMALL)
+    full.errors["write", ".tmp"] = errno.ENOSPC
+    while partition.segment_count < 3:
+        end_offset = partition.log_end_offset
+        put(partition, batch(0, pid=20 + end_offset))
+    second, third = (segment.base_offset for segment in list(partition.log.segments)[1:])
     for crash_after in count():
-        disk = MemoryDisk()
-        partition = open_partition(disk, SMALL)
-        disk.errors["write", ".tmp"] = errno.ENOSPC
-        while partition.segment_count < 3:
-            end_offset = partition.log_end_offset
-            put(partition, batch(0, pid=20 + end_offset))
-        second, third = (segment.base_offset for segment in list(partition.log.segments)[1:])
-        disk = disk.after_kill()
+        disk = full.after_kill()
         disk.open(f"{TP}/{third:020d}.log").truncate(0)
         for base_offset in (second, third):
             disk.errors["write", f"{base_offset:020d}.producers.tmp"] = errno.ENOSPC
