@@ -129,7 +129,9 @@ def test_a_matching_topic_that_is_created_again_is_read(ours: str, group: str) -
 
 
 def test_members_read_on_after_the_broker_was_killed(tmp_path: Path, group: str) -> None:
-    with BrokerProcess(tmp_path / "data", settings=QUICK) as broker:
+    # On a busy machine, a member may be late for two seconds, and would have left the group.
+    patient = QUICK | {"group.consumer.session.timeout.ms": 60_000}
+    with BrokerProcess(tmp_path / "data", settings=patient) as broker:
         servers = broker.bootstrap_servers
         topic = new_topic(servers, 2)
         reader = Reader(member(servers, group, enable_auto_commit=False), topic)
