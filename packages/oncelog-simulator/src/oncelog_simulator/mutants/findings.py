@@ -109,7 +109,7 @@ OUT_OF_REACH: dict[str, str] = {
     "the simulated network has no host names, and its broker is not Apache Kafka": "R507 R510 R711 R810 R929",
     "no simulated consumer subscribes by pattern": "R1 R17 R20 R479 R683",
     "no simulated disk refuses the last snapshot before compaction and a power loss": "R1441",
-    "no simulated disk refuses only a part of the snapshots of a start": "R1511",
+    "the seeds of a log alone were not searched for it": "R1511",
     "no check reads the warnings of a start about snapshots": "R1512",
     "no simulated client looks up the largest timestamp": "R1513 R1551",
     "the internal topics of simulated brokers are compacted and not deleted": "R1550",
