@@ -4,6 +4,7 @@ begin segments.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from itertools import count
 from typing import Any
@@ -15,6 +16,7 @@ from support.log.partitions import marker, put, put_marker
 from support.wait import wait_until
 
 from oncelog.broker import dispatch
+from oncelog.broker.coordinators import transaction_verification
 from oncelog.broker.handlers import produce
 from oncelog.broker.handlers.produce_direct import MAX_BATCHES, MAX_BATCHES_WITH_SEGMENTS
 from oncelog.broker.handlers.produce_direct import answer as answer_directly
@@ -111,7 +113,7 @@ def test_a_request_that_begins_many_segments_is_carried_out_in_steps(
     topic = node.topics.get("new")
     assert topic is not None
 
-    def plain(time_ms: int) -> tuple[ProduceRequest, bytes | None]:
+    def plain(time_ms: int) -> tuple[ProduceRequest, bytes]:
         batch = build_batch([NewRecord(time_ms, b"k", b"v")])
         message = request(*((i, bytes(batch)) for i in range(many)))
         message.topic_data[0].name = "new"
@@ -215,6 +217,84 @@ def test_a_transaction_that_is_committed_between_the_steps_that_began_it_takes_n
     transactions.end("x", who, is_commit, 0, NOW_MS)
     assert finish(node, deferred)[1] == [0] * 2 + [TransactionAbortable.code] * 8
     assert not any(partition.has_open_transaction(*who) for partition in topic.partitions)
+
+
+def in_transaction(producer: ProducerIdAndEpoch, sequence: int) -> bytes:
+    batch = build_batch(
+        [NewRecord(NOW_MS, b"k", b"v")],
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        base_sequence=sequence,
+        is_transactional=True,
+    )
+    return bytes(batch)
+
+
+def begun(sequence: int = 0) -> tuple[BrokerState, ProducerIdAndEpoch, ProduceRequest]:
+    """Return a node whose steps have two elements, a transactional producer, and its request."""
+    node = driven({})
+    node.limits = dataclasses.replace(node.limits, request_step_elements=2)
+    topic, entry = node.topics.get("t"), node.transactions.init("x", None, 60_000, NOW_MS).entry
+    assert topic is not None
+    producer = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
+    batch = in_transaction(producer, sequence)
+    message = request(*((i, batch) for i in range(MANY)), acks=-1, transactional_id="x")
+    message.topic_data[0].topic_id = topic.topic_id
+    return node, producer, message
+
+
+def run_steps(node: BrokerState, count: int) -> None:
+    for _ in range(count):
+        if job := node.log_manager.background.step():
+            job()
+
+
+@pytest.mark.behaviour("I29")
+def test_the_batches_of_a_transaction_are_verified_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1554: 49,000 small batches of a transaction blocked all clients for 0.4 s before the first append."""
+    node, _, message = begun()
+    read: list[object] = []
+    original = transaction_verification.read_header
+    monkeypatch.setattr(
+        transaction_verification, "read_header", lambda records: read.append(records) or original(records)
+    )
+    deferred = handle(node, message, 12)
+    assert len(read) <= 2
+    assert finish(node, deferred)[1] == [0] * MANY
+    assert ends(node) == [1] * MANY
+
+
+@pytest.mark.parametrize("steps", range(1, 10))
+def test_a_topic_that_is_made_again_while_its_batches_are_verified_joins_no_transaction(steps: int) -> None:
+    node, _, message = begun()
+    deferred = handle(node, message, 13)
+    run_steps(node, steps)
+    topic = node.topics.get("t")
+    assert topic is not None and ends(node) == [0] * MANY
+    node.topics.delete([topic])
+    node.topics.create("t", MANY, {}, NOW_MS)
+    assert finish(node, deferred)[1] == [UnknownTopicId.code] * MANY
+    assert ends(node) == [0] * MANY
+    entry = node.transactions.get("x")
+    assert entry is not None and not entry.partitions
+
+
+@pytest.mark.parametrize("steps", range(9))
+def test_a_transaction_that_ends_while_its_batches_are_verified_takes_none(steps: int) -> None:
+    """Partitions in which it was open when they were read must not take batches behind its marker."""
+    node, producer, message = begun(sequence=1)
+    topic = node.topics.get("t")
+    assert topic is not None
+    node.transactions.add_partitions("x", producer, [p.topic_partition for p in topic.partitions], NOW_MS)
+    for partition in topic.partitions:
+        put(partition, memoryview(bytearray(in_transaction(producer, 0))))
+    deferred = handle(node, message, 11)
+    run_steps(node, steps)
+    assert ends(node) == [1] * MANY
+    node.transactions.end("x", producer, True, 0, NOW_MS)
+    assert all(finish(node, deferred)[1])
+    assert ends(node) == [2] * MANY
+    assert not any(partition.has_open_transaction(*producer) for partition in topic.partitions)
 
 
 @pytest.mark.parametrize("acks", [0, 1])

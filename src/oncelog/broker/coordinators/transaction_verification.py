@@ -25,7 +25,8 @@ from oncelog.broker.group_commit import FlushQueue
 from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.topics.topics import Topics
+from oncelog.broker.stepwise import Work
+from oncelog.broker.topics.topics import Topic, Topics
 from oncelog.errors import (
     BrokerError,
     ConcurrentTransactions,
@@ -46,6 +47,9 @@ from oncelog.settings import Settings
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import read_header
 from oncelog.wire.messages import ProduceRequest
+
+FIRST_ID_VERSION = 13
+"""First version of Produce that names topics by id."""
 
 
 class ClientCapabilities(NamedTuple):
@@ -80,10 +84,13 @@ class TransactionVerification:
         capabilities: ClientCapabilities,
         now_ms: int,
         *,
+        took_steps: bool = False,
         transactions: TransactionCoordinator,
         flush_queue: FlushQueue,
         settings: Settings,
     ) -> None:
+        self.took_steps = took_steps
+        """True if other requests may have run since the first batch was read."""
         self._transactional_id, self._now_ms = transactional_id, now_ms
         self._transactions, self._flush_queue, self._settings = transactions, flush_queue, settings
         self._unverified, self._capabilities = unverified, capabilities
@@ -181,34 +188,56 @@ class TransactionVerification:
         return error
 
 
-def verify_produce(state: BrokerState, request: Request, now_ms: int) -> TransactionVerification:
-    """Return the verification of a Produce request's transactional batches.
+def verify_produce(state: BrokerState, request: Request, now_ms: int) -> Work[TransactionVerification]:
+    """Return the verification of a Produce request's transactional batches, which are read in steps.
 
     Raises InvalidProducerIdMapping if the batches are from several producers; none of them may be stored
-    then.
+    then. See test_the_batches_of_a_transaction_are_verified_in_steps.
     """
-    message, version = request.message, request.header.api_version
+    version = request.header.api_version
     capabilities = ClientCapabilities(adds_partitions=version >= 12, supports_abortable_error=version >= 11)
-    batches = list(_transactional_batches(state.topics, request))
+    batches: list[_Batch] = []
+    budget, took_steps = state.step_budget(), False
+    for batch in _transactional_batches(state.topics, request):
+        if batch is not None:
+            batches.append(batch)
+        if budget.spend():
+            yield None
+            took_steps = True
     if len({producer for _, producer, *_ in batches}) > 1:
         raise InvalidProducerIdMapping(
             "all transactional batches of a request must have the same producer id"
         )
-    unverified = {}
-    for tp, producer, partition, sequence in batches:
+    unverified: dict[TopicPartition, _Batch] = {}
+    for batch in batches:
+        tp, producer, partition, sequence = batch
         if _needs_verification(partition, producer):
-            unverified[tp] = producer
+            unverified[tp] = batch
             if sequence is not None:
                 partition.begin_verification(*producer, sequence, raises_epoch=capabilities.adds_partitions)
+        if budget.spend():
+            yield None
+            took_steps = True
+    if took_steps:
+        # A topic that was deleted between two steps must not join the transaction, nor a new topic of its
+        # name. See test_a_topic_that_is_made_again_while_its_batches_are_verified_joins_no_transaction.
+        unverified = {tp: batch for tp, batch in unverified.items() if _is_live(state.topics, batch)}
     return TransactionVerification(
-        message.transactional_id or "",
-        unverified,
+        request.message.transactional_id or "",
+        {tp: producer for tp, (_, producer, _, _) in unverified.items()},
         capabilities,
         now_ms,
+        took_steps=took_steps,
         transactions=state.transactions,
         flush_queue=state.flush_queue,
         settings=state.settings,
     )
+
+
+def _is_live(topics: Topics, batch: _Batch) -> bool:
+    tp, _, partition, _ = batch
+    topic = topics.get(tp.topic)
+    return topic is not None and topic.partitions[tp.partition] is partition
 
 
 def _needs_verification(partition: Partition, producer: ProducerIdAndEpoch) -> bool:
@@ -247,29 +276,39 @@ def knows_newer_epoch(partition: Partition, producer: ProducerIdAndEpoch) -> boo
     )
 
 
-def _transactional_batches(
-    topics: Topics, request: Request
-) -> Iterator[tuple[TopicPartition, ProducerIdAndEpoch, Partition, int | None]]:
-    """Yield each partition with a transactional batch, with the batch's producer and base sequence.
+_Batch = tuple[TopicPartition, ProducerIdAndEpoch, Partition, int | None]
+"""(partition's name, producer, partition, base sequence)"""
+
+
+def _transactional_batches(topics: Topics, request: Request) -> Iterator[_Batch | None]:
+    """Yield the transactional batch of each partition, or None for a topic, and for a partition without one.
 
     Topics that the client may not write to are left out. The request is refused for these topics, so their
     partitions must not join the transaction. See
     test_a_producer_that_may_not_add_a_partition_may_not_write_either.
     """
     message: ProduceRequest = request.message
+    has_ids = request.header.api_version >= FIRST_ID_VERSION
     for topic in message.topic_data:
+        yield None
         may_write = request.is_authorized(ResourceType.TOPIC, topic.name)
         existing = topics.get(topic.name) if may_write else None
+        if existing is not None and has_ids and existing.topic_id != topic.topic_id:
+            existing = None  # a new topic has the name since an earlier step
         for part in topic.partition_data:
-            if existing is None or not 0 <= part.index < len(existing.partitions) or not part.records:
-                continue
-            try:
-                header = read_header(part.records)
-            except BrokerError:
-                # The header cannot be read, so the append rejects this batch. It needs no verification.
-                continue
-            if not header.is_transactional or header.producer_id is None or header.producer_epoch is None:
-                continue
-            producer = ProducerIdAndEpoch(header.producer_id, header.producer_epoch)
-            tp = TopicPartition(topic.name, part.index)
-            yield tp, producer, existing.partitions[part.index], header.base_sequence
+            yield None if existing is None else _transactional_batch(existing, part)
+
+
+def _transactional_batch(topic: Topic, part: ProduceRequest.PartitionProduceData) -> _Batch | None:
+    if not 0 <= part.index < len(topic.partitions) or not part.records:
+        return None
+    try:
+        header = read_header(part.records)
+    except BrokerError:
+        # The header cannot be read, so the append rejects this batch. It needs no verification.
+        return None
+    if not header.is_transactional or header.producer_id is None or header.producer_epoch is None:
+        return None
+    producer = ProducerIdAndEpoch(header.producer_id, header.producer_epoch)
+    partition = topic.partitions[part.index]
+    return TopicPartition(topic.name, part.index), producer, partition, header.base_sequence

@@ -29,6 +29,7 @@ from collections.abc import Callable
 
 from oncelog.broker.append_events import AppendEvent, Verdict
 from oncelog.broker.coordinators.transaction_verification import (
+    FIRST_ID_VERSION,
     TransactionVerification,
     check_still_open,
     verify_produce,
@@ -63,7 +64,7 @@ from oncelog.wire.messages import ProduceRequest, ProduceResponse
 from oncelog.wire.primitives import Buffer
 
 KEY = 0
-FIRST_ZSTD_VERSION, FIRST_ID_VERSION = 7, 13
+FIRST_ZSTD_VERSION = 7
 STEP_COST = 50_000
 """A step ends once its decompression and parsing have cost this much. The unit is the cost of a record; bytes
 are converted to it.
@@ -96,29 +97,9 @@ _PartitionResult = ProduceResponse.PartitionProduceResponse
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    message: ProduceRequest = request.message
-    if request.header.api_version >= FIRST_ID_VERSION:
-        for topic in message.topic_data:
-            _name_topic(state, topic)
-    work = _Produce(state, request, message, now_ms)
-    is_transactional = any(
-        _is_transactional(data.records) for topic in message.topic_data for data in topic.partition_data
-    )
-    lacks_id = is_transactional and message.transactional_id is None
-    if message.transactional_id is not None:
-        if is_transactional and not request.is_authorized(
-            ResourceType.TRANSACTIONAL_ID, message.transactional_id
-        ):
-            return work.refuse(TransactionalIdAuthorizationFailed())
-        try:
-            verification = work.verification = verify_produce(state, request, now_ms)
-        except InvalidProducerIdMapping as error:
-            return work.refuse(error)
-        if verification.awaits_durability:
-            later = verification.resume_when_durable(lambda: handle(state, request, now_ms), work.refuse)
-            later.request_bytes = _keep_records(message)
-            return later
-    return work.answer(lambda topic, data: work.partition(topic, data, lacks_id))
+    work = _Produce(state, request, request.message, now_ms)
+    answer: Answer = respond_in_steps(state.slots, work.run(), keep_request=work.keep_request)
+    return answer
 
 
 def _name_topic(state: BrokerState, requested: ProduceRequest.TopicProduceData) -> None:
@@ -166,6 +147,34 @@ class _Produce:
         self.first_error: BrokerError | None = None
         self.pending: PendingResponse | None = None
         self.response: ProduceResponse | None = None
+
+    def run(self) -> Work[Answer]:
+        """Verify the request, append its batches, and return the response, or a PendingResponse."""
+        state, message = self.state, self.message
+        if self.request.header.api_version >= FIRST_ID_VERSION:
+            for topic in message.topic_data:
+                _name_topic(state, topic)
+        is_transactional = any(
+            _is_transactional(data.records) for topic in message.topic_data for data in topic.partition_data
+        )
+        lacks_id = is_transactional and message.transactional_id is None
+        if message.transactional_id is not None:
+            if is_transactional and not self.request.is_authorized(
+                ResourceType.TRANSACTIONAL_ID, message.transactional_id
+            ):
+                return (yield from self._refuse_all(TransactionalIdAuthorizationFailed()))
+            try:
+                verification = self.verification = yield from verify_produce(state, self.request, self.now_ms)
+            except InvalidProducerIdMapping as error:
+                return (yield from self._refuse_all(error))
+            self.is_continued = verification.took_steps
+            if verification.awaits_durability:
+                later = verification.resume_when_durable(
+                    lambda: handle(state, self.request, self.now_ms), self.refuse
+                )
+                later.request_bytes = _keep_records(message)
+                return later
+        return (yield from self._answer_all(lambda topic, data: self.partition(topic, data, lacks_id)))
 
     def partition(self, topic: str, data: _PartitionData, lacks_id: bool) -> _PartitionResult:
         result = _PartitionResult(index=data.index, base_offset=-1)
@@ -299,32 +308,27 @@ class _Produce:
 
     def refuse(self, error: BrokerError) -> Answer:
         """Refuse every batch of the request."""
+        answer: Answer = respond_in_steps(
+            self.state.slots, self._refuse_all(error), keep_request=self.keep_request
+        )
+        return answer
 
+    def _refuse_all(self, error: BrokerError) -> Work[Answer]:
         def refused(topic: str, data: _PartitionData) -> _PartitionResult:
             result = _PartitionResult(index=data.index, base_offset=-1)
             self._refuse(TopicPartition(topic, data.index), data.records, result, error)
             return result
 
-        return self.answer(refused)
+        return self._answer_all(refused)
 
-    def answer(self, result_of: Callable[[str, _PartitionData], _PartitionResult]) -> Answer:
-        """Return the response with the result of each partition, or a PendingResponse until all results are
-        ready.
-        """
-        answer: Answer = respond_in_steps(
-            self.state.slots, self._answer_all(result_of), keep_request=self._keep_request
-        )
-        return answer
-
-    def _keep_request(self, pending: PendingResponse) -> None:
+    def keep_request(self, pending: PendingResponse) -> None:
+        """Copy the records for the later steps."""
         pending.request_bytes = _keep_records(self.message)
         # A producer with acks=0 may close its connection right after its last request. Store the batches
         # anyway.
         pending.outlives_client = self.message.acks == 0
 
-    def _answer_all(
-        self, result_of: Callable[[str, _PartitionData], _PartitionResult]
-    ) -> Work[ProduceResponse | Disconnect | PendingResponse | None]:
+    def _answer_all(self, result_of: Callable[[str, _PartitionData], _PartitionResult]) -> Work[Answer]:
         response = ProduceResponse(responses=[])
         has_ids = self.request.header.api_version >= FIRST_ID_VERSION
         for topic in self.message.topic_data:
