@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import tracemalloc
 from itertools import count
 from typing import Any
 
@@ -30,7 +31,7 @@ from oncelog.server.embedded import Broker
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import Compression
 from oncelog.wire.batch import build_batch
-from oncelog.wire.frames import RequestHeader, encode_request
+from oncelog.wire.frames import RequestHeader, decode_request_header, encode_request
 from oncelog.wire.messages import ProduceRequest
 from oncelog.wire.records import NewRecord
 
@@ -50,7 +51,7 @@ def records(key: bytes | None = b"k", **fields: Any) -> bytes:
     return bytes(build_batch(rows, compression=Compression.ZSTD, **fields))
 
 
-def request(*parts: tuple[int, bytes], acks: int = 1, **fields: Any) -> ProduceRequest:
+def request(*parts: tuple[int, bytes | None], acks: int = 1, **fields: Any) -> ProduceRequest:
     """Return a request for topic t. Each of `parts` is a partition and its batch."""
     data = [_Data(index=index, records=batch) for index, batch in parts]
     topic = ProduceRequest.TopicProduceData(name="t", partition_data=data)
@@ -113,7 +114,7 @@ def test_a_request_that_begins_many_segments_is_carried_out_in_steps(
     topic = node.topics.get("new")
     assert topic is not None
 
-    def plain(time_ms: int) -> tuple[ProduceRequest, bytes]:
+    def plain(time_ms: int) -> tuple[ProduceRequest, bytes | None]:
         batch = build_batch([NewRecord(time_ms, b"k", b"v")])
         message = request(*((i, bytes(batch)) for i in range(many)))
         message.topic_data[0].name = "new"
@@ -148,6 +149,28 @@ def test_a_request_of_many_partitions_is_carried_out_in_steps(
     assert sum(ends(node)) == errors.count(0) == (many if topic == "t" else 0)
 
 
+@pytest.mark.behaviour("I29")
+@pytest.mark.parametrize("batch", [None, bytes(12)])
+def test_the_partitions_of_waiting_requests_count_as_memory(
+    monkeypatch: pytest.MonkeyPatch, batch: bytes | None
+) -> None:
+    """R1552: a request of 600 KB took 22 MB until its last step, and any number of them could wait."""
+    monkeypatch.setattr(produce, "STEP_COST", 100 * produce.PARTITION_COST)
+    node, peak_bytes = driven({}), 0
+    finish(node, handle(node, request(*[(0, batch)] * MANY * COUNT), 9))  # compiles the codecs
+    frame = memoryview(bytearray(encode_request(request(*[(0, batch)] * MANY * COUNT), 9, 1, "c")[4:]))
+    tracemalloc.start()
+    try:
+        header = decode_request_header(frame)
+        deferred = handle(node, ProduceRequest.decode(9, frame, header.body_position), 9)
+        while not deferred.is_done:
+            peak_bytes = max(peak_bytes, tracemalloc.get_traced_memory()[0])
+            node.log_manager.background.step()
+    finally:
+        tracemalloc.stop()
+    assert 0 < peak_bytes <= deferred.request_bytes
+
+
 def test_batches_that_are_refused_when_they_are_opened_count_as_others() -> None:
     node = driven(COMPACTED)
     deferred = handle(node, request(*((i, records(None)) for i in range(MANY))), 9)
@@ -159,7 +182,7 @@ def test_batches_left_for_later_steps_do_not_refer_to_the_receive_buffer() -> No
     buffer = bytearray(records())
     message = request(*((i, memoryview(buffer)) for i in range(MANY)))  # type: ignore[misc]
     deferred = handle(node, message, 9)
-    assert deferred.request_bytes == (MANY - 2) * len(buffer)
+    assert deferred.request_bytes == (MANY - 2) * len(buffer) + MANY * produce.PARTITION_BYTES
     buffer[:] = bytes(len(buffer))
     assert finish(node, deferred)[1] == [0] * MANY
 
