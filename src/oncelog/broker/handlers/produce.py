@@ -38,7 +38,7 @@ from oncelog.broker.group_commit import FlushWaiter
 from oncelog.broker.purgatory import Disconnect, PendingResponse
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Work, respond_in_steps
+from oncelog.broker.stepwise import ELEMENT_RECORDS, Work, respond_in_steps
 from oncelog.errors import (
     BrokerError,
     CorruptMessage,
@@ -349,6 +349,9 @@ class _Produce:
                     # topic may have its name.
                     _name_topic(self.state, topic)
                 self.step_cost += PARTITION_COST
+                # Without this count, a round could have 64 requests that each almost fill a step. See
+                # test_a_produce_request_for_many_partitions_ends_its_round.
+                self.state.round_meter.add(ELEMENT_RECORDS)
                 results.append(result_of(topic.name, data))
                 data.records = None
             if results:
