@@ -388,6 +388,13 @@ def test_requests_that_name_groups_look_at_no_others(monkeypatch: pytest.MonkeyP
     assert node.node.groups.has("b")
 
 
+def test_the_text_about_an_unknown_group_fits_its_response() -> None:
+    """R1555: the text quoted the whole id, and the broker closed the connection."""
+    (described,) = GroupNode().ask(ConsumerGroupDescribeRequest(group_ids=["g" * 32_767]), 1)
+    assert described.groups[0].error_message == "Group " + "g" * 994
+    assert described.encode(1)
+
+
 def test_a_commit_above_a_batchs_size_is_refused_whole() -> None:
     node = GroupNode(message_max_bytes=2_000)
     topics = [f"t{n}" for n in range(30)]

@@ -80,9 +80,8 @@ def _describe(state: BrokerState, group_id: str) -> _Group:
     group = state.groups.consumers.get(group_id)
     if group is None:
         text = "is not a consumer group" if state.groups.has(group_id) else "not found"
-        return _Group(
-            group_id=group_id, error_code=GroupIdNotFound.code, error_message=f"Group {group_id} {text}."
-        )
+        error = GroupIdNotFound(f"Group {group_id} {text}.")
+        return _Group(group_id=group_id, error_code=error.code, error_message=error.message)
     return _Group(
         group_id=group_id,
         group_state=group.state.value,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from oncelog import errors
 from oncelog.broker.coordinators import groups, transactions
 from oncelog.broker.coordinators.offsets import Offsets
 from oncelog.broker.coordinators.transactions import TransactionCoordinator
@@ -326,6 +327,13 @@ MUTANTS: list[Mutant | ClientMutant] = [
         "deletions",
         findings=("R323",),
         guards=(f"{_STEPS}::test_offsets_named_by_the_id_of_a_deleted_topic_are_not_those_of_a_new_one",),
+    ),
+    Mutant(
+        "texts of errors quote long names whole",
+        ((errors, "MAX_MESSAGE_CHARACTERS", 1 << 16),),
+        "hostile",
+        findings=("R1555",),
+        guards=("broker/test_broker_group_state.py::test_the_text_about_an_unknown_group_fits_its_response",),
     ),
     Mutant(
         "a large request that waits for its place counts as incomplete",
