@@ -113,7 +113,8 @@ class Traffic:
         servers = self._config["bootstrap.servers"]
         with (
             producer_of(servers, transactional_id="teller") as teller,
-            producer_of(servers, transactional_id="stuck") as stuck,
+            # With the default of a minute, the broker would abort this transaction on a slow machine.
+            producer_of(servers, transactional_id="stuck", transaction_timeout_ms=900_000) as stuck,
             producer_of(servers) as plain,
         ):
             stuck.init_transactions()
