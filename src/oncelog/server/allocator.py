@@ -1,8 +1,8 @@
 """Settings of glibc's allocator for a broker process.
 
 By default, glibc raises both thresholds by itself with the sizes that it frees. Responses of many megabytes
-then lie in the heap, and small objects behind them keep it from shrinking. Below the thresholds, glibc
-returns memory after almost every response and requests it again for the next one.
+then lie in the heap, and small objects behind them keep it from shrinking. It also returns the end of the
+heap after almost every response of a megabyte, and requests it again for the next one.
 """
 
 from __future__ import annotations
