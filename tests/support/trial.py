@@ -10,9 +10,24 @@ from typing import Any, Self
 
 from oncelog import Consumer, Producer, TopicPartition
 from oncelog.pipeline.restart_policy import ExitInfo
-from oncelog.trial.plan import Strike
-from oncelog.trial.run import PARTITIONS
+from oncelog.trial.plan import Strike, TargetKind
+from oncelog.trial.run import PARTITIONS, Trial
 from oncelog.trial.spark_checkpoint import read_checkpoint
+
+
+def trial_of(kind: TargetKind, servers: str, directory: Path) -> Trial:
+    """Return a trial of 30 rows in three micro-batches, whose driver a test replaces."""
+    return Trial(
+        file=directory / "mine.py",
+        kind=kind,
+        servers=servers,
+        work_dir=directory,
+        name=directory.name,
+        rows=30,
+        micro_batches=3,
+        row='{"id": "{n}"}',
+        id_name="id",
+    )
 
 
 class StandInDriver:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.trial import StandInDriver
+from support.trial import StandInDriver, trial_of
 
 from oncelog import Broker, TopicPartition
 from oncelog.trial import held_lines, run
@@ -110,17 +110,7 @@ class NoteOfOffsets(StandInDriver):
 
 @pytest.fixture
 def trial(broker: Broker, tmp_path: Path) -> Trial:
-    return Trial(
-        file=tmp_path / "mine.py",
-        kind=TargetKind.SQLITE,
-        servers=broker.bootstrap_servers,
-        work_dir=tmp_path,
-        name=tmp_path.name,
-        rows=30,
-        micro_batches=3,
-        row='{"id": "{n}"}',
-        id_name="id",
-    )
+    return trial_of(TargetKind.SQLITE, broker.bootstrap_servers, tmp_path)
 
 
 def outcome_of(cell: str, trial: Trial, monkeypatch: pytest.MonkeyPatch, driver: type) -> Outcome:

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from support.trial import StandInDriver
+from support.trial import StandInDriver, trial_of
 
 from oncelog import Admin, Broker, Producer
 from oncelog.errors import ConfigError, OncelogError, TimedOut
@@ -30,17 +30,7 @@ from oncelog.trial.targets import TopicTarget
 
 @pytest.fixture
 def trial(broker: Broker, tmp_path: Path) -> Trial:
-    return Trial(
-        file=tmp_path / "mine.py",
-        kind=TargetKind.TOPIC,
-        servers=broker.bootstrap_servers,
-        work_dir=tmp_path,
-        name=tmp_path.name,
-        rows=30,
-        micro_batches=3,
-        row='{"id": "{n}"}',
-        id_name="id",
-    )
+    return trial_of(TargetKind.TOPIC, broker.bootstrap_servers, tmp_path)
 
 
 def outcome_of(cell: str, trial: Trial, monkeypatch: pytest.MonkeyPatch, **attributes: Any) -> Outcome:
