@@ -38,6 +38,8 @@ NAMES = (
     "spark_sink",
     "spark_lanes",
     "spark_audit",
+    "cluster",
+    "cluster_memory",
     "pipelines",
 )
 """All measurements, in the order of docs/benchmarks.md."""

@@ -132,7 +132,7 @@ def _memory(plan: Plan) -> Iterator[dict[str, Any]]:
     ):
         before_mb = rss_mb(broker.pid)
         for sequence in range(plan.remembered):
-            cpu_us = append_once_each(broker, connected, plan.ids, sequence=sequence)
+            cpu_us = append_once_each(broker.pid, connected, plan.ids, sequence=sequence)
             used_mb = rss_mb(broker.pid) - before_mb
             yield {
                 "remembered": sequence + 1,

@@ -93,9 +93,9 @@ def _take(plan: Plan, ids: int, directory: Path) -> dict[str, float]:
             admin.create_topics([NewTopic(TOPIC, 1, 1, {"segment.bytes": SEGMENT_BYTES})])
         before_mb = rss_mb(broker.pid)
         with closing(connect(broker.bootstrap_servers)) as connected:
-            new_us = append_once_each(broker, connected, ids, sequence=0)
+            new_us = append_once_each(broker.pid, connected, ids, sequence=0)
             table_mb = rss_mb(broker.pid) - before_mb
-            known_us = append_once_each(broker, connected, min(ids, 100_000), sequence=1)
+            known_us = append_once_each(broker.pid, connected, min(ids, 100_000), sequence=1)
         pause_ms, rolls = _watch(broker, plan.roll_seconds)
     return {
         "table_mb": table_mb,
@@ -106,15 +106,20 @@ def _take(plan: Plan, ids: int, directory: Path) -> dict[str, float]:
     }
 
 
-def append_once_each(broker: BrokerProcess, connected: socket.socket, ids: int, *, sequence: int) -> float:
-    """Append a record per producer id, in pipelined requests. Return the broker's processor µs per record."""
-    used = cpu_seconds(broker.pid)
-    for first in range(0, ids, PIPELINED):
-        count = min(PIPELINED, ids - first)
-        connected.sendall(b"".join(_frames(range(FIRST_ID + first, FIRST_ID + first + count), sequence)))
+def append_once_each(
+    pid: int, connected: socket.socket, ids: int, *, sequence: int, first_id: int = FIRST_ID
+) -> float:
+    """Append a record per producer id, in pipelined requests. Return the broker's processor µs per record.
+
+    `pid` is the broker's process id.
+    """
+    used = cpu_seconds(pid)
+    for first in range(first_id, first_id + ids, PIPELINED):
+        count = min(PIPELINED, first_id + ids - first)
+        connected.sendall(b"".join(_frames(range(first, first + count), sequence)))
         for _ in range(count):
             _check(receive_frame(connected))
-    return (cpu_seconds(broker.pid) - used) / ids * 1e6
+    return (cpu_seconds(pid) - used) / ids * 1e6
 
 
 def _frames(producer_ids: range, sequence: int) -> Iterator[bytes]:

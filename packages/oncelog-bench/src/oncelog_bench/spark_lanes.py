@@ -140,7 +140,7 @@ def _take(plan: Plan, engine: Engine, side: Side, case: Case, sink: str) -> dict
             rows, sink, {"kafka.bootstrap.servers": side.bootstrap_servers, "topic": topic}, checkpoint_dir
         )
         try:
-            done = _wait(query, batches_count)
+            done = wait_for_batches(query, batches_count)
         finally:
             _stop(engine, query)
     counted = done[plan.warm_triggers : batches_count]
@@ -170,7 +170,7 @@ def _stop(engine: Engine, query: Any) -> None:
     context.setLogLevel("ERROR")
 
 
-def _wait(query: Any, batches_count: int) -> list[dict[str, int]]:
+def wait_for_batches(query: Any, batches_count: int) -> list[dict[str, int]]:
     """Wait for `batches_count` micro-batches. Return the durations in ms of the phases of every micro-batch.
 
     Raises OncelogError if the query fails or takes too long.
