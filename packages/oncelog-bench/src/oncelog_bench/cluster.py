@@ -29,7 +29,8 @@ from oncelog_bench.curves import Chart, draw_curves
 from oncelog_bench.framework import Metric, OnSample, Result, compare, result_of
 from oncelog_bench.page import number
 from oncelog_bench.process import cpu_seconds, tree_cpu_seconds
-from oncelog_bench.spark_lanes import wait_for_batches
+from oncelog_bench.spark_lanes import start_query, wait_for_batches
+from oncelog_bench.spark_sink import ATOMIC, LANE
 
 NAME = "cluster"
 SUMMARY = "What the exactly-once sink costs a cluster by tasks and partitions per task."
@@ -56,18 +57,20 @@ _TRANSACTION_LOG = "__transaction_state"
 
 
 class Case(NamedTuple):
-    """`tasks` of a micro-batch, each of which writes to `partitions_each` partitions."""
+    """`tasks` of a micro-batch, each of which has rows for `partitions_each` partitions."""
 
     tasks: int
     partitions_each: int
+    sink: str = LANE
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The measurement's size.
 
-    Every combination of `tasks` and `partitions_each` is a case. The model is fitted to all cases but those
-    with the most tasks. It is then used for `larger_tasks` and `larger_partitions_each`.
+    Every combination of `tasks` and `partitions_each` is a case of the sink, and those with the most tasks
+    are cases of `write_atomic`. The model is fitted to the sink's cases with fewer tasks. It is then used for
+    `larger_tasks` and `larger_partitions_each`.
     """
 
     tasks: tuple[int, ...] = (2, 8, 32)
@@ -86,6 +89,8 @@ class Plan:
         for tasks in self.tasks:
             for partitions_each in self.partitions_each:
                 yield Case(tasks, partitions_each)
+        for partitions_each in self.partitions_each:
+            yield Case(max(self.tasks), partitions_each, ATOMIC)
 
     def larger_cases(self) -> Iterator[Case]:
         for tasks in self.larger_tasks:
@@ -198,16 +203,14 @@ def _start(plan: Plan, stack: ExitStack) -> Cluster:
 def _take(plan: Plan, cluster: Cluster, case: Case) -> dict[str, float]:
     """Run a query for some micro-batches, and return the figures of one micro-batch.
 
-    The micro-batches between two readings are counted by the transactions of tasks that were committed, so
-    their number may be a fraction.
+    The micro-batches between two readings are counted by their committed transactions, so their number may
+    be a fraction.
     """
     topic = f"cluster-{os.urandom(4).hex()}"
     cluster.admin.create_topics([NewTopic(topic, plan.topic_partitions, min(plan.nodes, 3), {})])
     options = {"kafka.bootstrap.servers": cluster.kafka.bootstrap_servers, "topic": topic}
     with tempfile.TemporaryDirectory(prefix="oncelog-bench-") as checkpoint_dir:
-        writer = _rows(plan, cluster, case).writeStream.format("oncelog").options(**options)
-        writer = writer.option("checkpointLocation", checkpoint_dir).trigger(processingTime="0 seconds")
-        query = writer.start()
+        query = start_query(_rows(plan, cluster, case), case.sink, options, checkpoint_dir)
         try:
             warm = wait_for_batches(query, plan.warm_triggers)
             before = cluster.read()
@@ -241,9 +244,10 @@ def _rows(plan: Plan, cluster: Cluster, case: Case) -> Any:
 def _figures(entries: Sequence[Entry], before: Reading, after: Reading, case: Case) -> dict[str, float]:
     ended = [entry for entry in entries if entry.state is TransactionState.COMPLETE_COMMIT]
     prepared = [entry for entry in entries if entry.state is TransactionState.PREPARE_COMMIT]
-    of_tasks = [entry for entry in ended if entry.is_of_task]
-    batches = len(of_tasks) / case.tasks
-    open_ms = [float(entry.last_update_ms - entry.start_ms) for entry in of_tasks]
+    # A micro-batch of `write_atomic` has one transaction. The sink has one for each task, and the driver's.
+    writing = ended if case.sink == ATOMIC else [entry for entry in ended if entry.is_of_task]
+    batches = len(writing) / (1 if case.sink == ATOMIC else case.tasks)
+    open_ms = [float(entry.last_update_ms - entry.start_ms) for entry in writing]
     return {
         "batches": batches,
         "transactions": len(ended) / batches,
@@ -271,17 +275,17 @@ def _medians(plan: Plan, samples: Sequence[dict[str, Any]]) -> list[dict[str, An
         known = [
             (Shape(row["tasks"], row["partitions_each"]), row[name])
             for row in measured
-            if row["tasks"] < max(plan.tasks)
+            if row["tasks"] < max(plan.tasks) and row["sink"] == LANE
         ]
         costs[name] = fit(known)
 
     def modelled(case: Case, figures: str) -> dict[str, Any]:
-        shape = Shape(*case)
+        shape = Shape(case.tasks, case.partitions_each)
         return {**case._asdict(), "figures": figures, **{name: costs[name].of(shape) for name in MODELLED}}
 
     return [
         *measured,
-        *(modelled(case, MODEL) for case in plan.cases()),
+        *(modelled(case, MODEL) for case in plan.cases() if case.sink == LANE),
         *(modelled(case, EXTRAPOLATED) for case in plan.larger_cases()),
     ]
 
@@ -291,22 +295,23 @@ def section(result: Result) -> str:
     plan = result["plan"]
     if not result["medians"]:
         return "## A micro-batch on clusters\n\n**What this shows.** Nothing: Apache Kafka was not measured."
-    headings = ["tasks", "partitions of each", "figures", *(metric.heading for metric in METRICS)]
-    lines = ["| " + " | ".join(headings) + " |", "| ---: | ---: | --- |" + " ---: |" * len(METRICS)]
+    headings = ["tasks", "partitions of each", "sink", "figures", *(metric.heading for metric in METRICS)]
+    lines = ["| " + " | ".join(headings) + " |", "| ---: | ---: | --- | --- |" + " ---: |" * len(METRICS)]
     for row in result["medians"]:
         if row["figures"] != EXTRAPOLATED and (row["figures"] == MEASURED or _is_held_out(result, row)):
-            cells = [f"{row['tasks']:,}", f"{row['partitions_each']:,}", row["figures"]]
+            cells = [f"{row['tasks']:,}", f"{row['partitions_each']:,}", row["sink"], row["figures"]]
             lines.append("| " + " | ".join([*cells, *(number(row.get(m.name)) for m in METRICS)]) + " |")
     table = "\n".join(lines)
     return f"""\
 ## A micro-batch on clusters
 
 The sink writes micro-batches from a standalone cluster of Spark ({plan["workers"]} workers of one core) to
-{plan["nodes"]} nodes of Apache Kafka with {min(plan["nodes"], 3)} replicas. Each task writes
-{plan["rows_per_partition"]} small rows to each of its partitions. Figures are those of one micro-batch, sums
-over all nodes. "Open" is the time from a transaction's start to its complete commit, in the transaction log.
-All processes share the cores. Medians of {plan["repeats"]} queries of {plan["triggers"]} micro-batches after
-{plan["warm_triggers"]} unmeasured.
+{plan["nodes"]} nodes of Apache Kafka with {min(plan["nodes"], 3)} replicas. Each task has
+{plan["rows_per_partition"]} small rows for each of its partitions. `{ATOMIC}` shuffles them, so that one task
+writes each of the {plan["topic_partitions"]} partitions of the topic. Figures are those of one micro-batch,
+sums over all nodes. "Open" is the time from a transaction's start to its complete commit, in the transaction
+log. All processes share the cores. Medians of {plan["repeats"]} queries of {plan["triggers"]} micro-batches
+after {plan["warm_triggers"]} unmeasured.
 
 A model has a cost for each micro-batch, for each task, and for each partition of each task. It is fitted to
 the cases with fewer than {max(plan["tasks"])} tasks. The rows named `model` compare it with the others.
@@ -318,7 +323,7 @@ the cases with fewer than {max(plan["tasks"])} tasks. The rows named `model` com
 
 
 def _is_held_out(result: Result, row: Mapping[str, Any]) -> bool:
-    return bool(row["tasks"] == max(result["plan"]["tasks"]))
+    return bool(row["tasks"] == max(result["plan"]["tasks"]) and row["sink"] == LANE)
 
 
 def _sentences(result: Result) -> str:
@@ -350,7 +355,7 @@ def picture(result: Result) -> str:
             f"{each} partitions per task": [
                 (row["tasks"], row[name])
                 for row in result["medians"]
-                if row["figures"] == MEASURED and row["partitions_each"] == each
+                if row["figures"] == MEASURED and row["partitions_each"] == each and row["sink"] == LANE
             ]
             for each in result["plan"]["partitions_each"]
         }

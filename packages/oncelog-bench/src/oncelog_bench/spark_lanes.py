@@ -136,7 +136,7 @@ def _take(plan: Plan, engine: Engine, side: Side, case: Case, sink: str) -> dict
         side.topic(plan.partitions) as topic,
         tempfile.TemporaryDirectory(prefix="oncelog-bench-") as checkpoint_dir,
     ):
-        query = _start(
+        query = start_query(
             rows, sink, {"kafka.bootstrap.servers": side.bootstrap_servers, "topic": topic}, checkpoint_dir
         )
         try:
@@ -150,7 +150,8 @@ def _take(plan: Plan, engine: Engine, side: Side, case: Case, sink: str) -> dict
     }
 
 
-def _start(rows: DataFrame, sink: str, options: dict[str, str], checkpoint_dir: str) -> Any:
+def start_query(rows: DataFrame, sink: str, options: dict[str, str], checkpoint_dir: str) -> Any:
+    """Start a query that writes `rows` with `sink`, one micro-batch directly after the other."""
     from oncelog.spark import write_atomic
 
     def write(frame: DataFrame, batch_id: int) -> None:
