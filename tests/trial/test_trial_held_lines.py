@@ -43,6 +43,28 @@ def note_with(database: sqlite3.Connection, number: int, rows: list[tuple[str]])
         database.executemany("INSERT INTO rows VALUES (?)", rows)
 
 
+def note_in_another_transaction(database: sqlite3.Connection, number: int) -> bool:
+    (_, _, file), *_ = database.execute("PRAGMA database_list")
+    with closing(sqlite3.connect(file)) as other, other:
+        other.execute("INSERT INTO batches VALUES (?)", (number,))
+    return True
+
+
+def note_within(database: sqlite3.Connection, number: int, rows: list[tuple[str]]) -> None:
+    with database:
+        note_in_another_transaction(database, number)
+        database.executemany("INSERT INTO rows VALUES (?)", rows)
+
+
+def note_at_once(database: sqlite3.Connection, number: int) -> sqlite3.Cursor:
+    return database.execute("INSERT INTO batches VALUES (?)", (number,))
+
+
+def note_on_the_same_line(database: sqlite3.Connection, number: int, rows: list[tuple[str]]) -> None:
+    database.isolation_level = None
+    note_at_once(database, number) and database.executemany("INSERT INTO rows VALUES (?)", rows)
+
+
 def ignore_errors(database: sqlite3.Connection, number: int, rows: list[tuple[str]]) -> None:
     with suppress(Exception):
         note_with(database, number, rows)
@@ -126,10 +148,13 @@ def outcome_of(cell: str, trial: Trial, monkeypatch: pytest.MonkeyPatch, driver:
         ("driver-at-write", note_before, True, False),
         ("driver-at-write", note_after, False, False),
         ("driver-at-write", note_with, False, False),
+        ("driver-at-write", note_within, True, False),
+        ("driver-at-write", note_on_the_same_line, True, False),
         ("driver-in-write", note_after, False, True),
         ("driver-in-write", note_with, False, False),
         ("write-fails", ignore_errors, True, False),
         ("write-fails", note_with, False, False),
+        ("write-fails", note_within, True, False),
     ],
 )
 def test_a_fault_between_two_lines_shows_what_a_function_of_foreachbatch_does_wrong(
@@ -141,7 +166,8 @@ def test_a_fault_between_two_lines_shows_what_a_function_of_foreachbatch_does_wr
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """R1581: no cell showed that a micro-batch is noted before its rows or directly after them, or that
-    errors of a table's write are ignored.
+    errors of a table's write are ignored. R1625: or that it is noted within the `with` block that commits
+    its rows, or on the line that writes them.
     """
     driver = type("Driver", (BatchDriver,), {"write": staticmethod(write)})
     outcome = outcome_of(cell, trial, monkeypatch, driver)
@@ -183,6 +209,20 @@ def test_the_line_that_writes_is_the_last_one_before_there_is_a_write(tmp_path: 
     assert seen == [False] * 5 + [True, False]
 
 
+def test_the_line_before_the_end_of_a_with_block_fails(tmp_path: Path) -> None:
+    lines = HeldLines(tmp_path)
+    fails = []
+    for number in range(2):
+        for line, writes in (("1: with", 0), ("1: body", 0), ("2: with", 0), ("1: end", 2)):
+            (tmp_path / AT_LINE).write_text(line)
+            lines.read()
+            lines.look(writes + 2 * number)
+            lines.release()
+            fails.append((tmp_path / held_lines.FAIL).exists())
+        lines.arm()
+    assert fails == [False] * 5 + [True] * 3
+
+
 def test_a_line_at_which_the_writes_cannot_be_counted_is_passed_over(tmp_path: Path) -> None:
     """A writer locks the database, so the rows may have been written before that line or after it."""
     lines, file = HeldLines(tmp_path), tmp_path / AT_LINE
@@ -216,3 +256,28 @@ def test_each_step_between_two_lines_is_announced_once(
     assert announced == [1, 2, 3, 2, 4]
     assert announcer.call(write, [4, 5]) == 9  # the next micro-batch
     assert announced == [1, 2, 3, 2, 4] * 2
+
+
+def test_a_place_is_a_line_and_the_number_of_its_announcements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, announced = tmp_path / AT_LINE, []
+
+    def release() -> None:
+        place = file.read_text()
+        what = place.partition(str(Path(__file__).parent))[0]
+        announced.append((what, int(place.partition(" < ")[0].rpartition(":")[2]) - first))
+        file.unlink()
+
+    def noted() -> bool:
+        return True
+
+    def write() -> None:
+        with suppress(ValueError):
+            noted() and sorted([1])
+
+    first = noted.__code__.co_firstlineno
+    monkeypatch.setattr(held_lines, "_pause", release)
+    LineAnnouncer(tmp_path).call(write)
+    returned = "1: noted() has returned to "
+    assert announced == [("1: ", 4), ("1: ", 5), ("1: ", 1), (returned, 5), ("2: ", 4)]
