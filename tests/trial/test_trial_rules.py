@@ -46,6 +46,7 @@ WORDS = {
     "failed": {"has_failed_write": True},
     "sent": {"writes_lost": 1},
     "refused": {"refusals": 1},
+    "unsent": {"commit_requests_lost": 1},
     "commits": {"commits_lost": 1},
     "cuts": {"cuts": 1},
     "norows": {"row_cuts": 0},
@@ -144,7 +145,8 @@ def test_a_cell_that_cannot_happen_is_run_only_if_it_is_named() -> None:
     every, only_for_tables = {cell.name for cell in CELLS}, {"driver-at-write", "write-fails"}
     assert {cell.name for cell in choose_cells([], TargetKind.TOPIC)} == every - only_for_tables
     without = {cell.name for cell in choose_cells([], TargetKind.DELTA, has_proc=False)}
-    only_for_topics = {"driver-write-lost", "driver-in-commit", "requests-cut", "rows-refused"}
+    only_for_topics = {"driver-write-lost", "driver-before-commit", "driver-in-commit"}
+    only_for_topics |= {"requests-cut", "rows-refused"}
     assert without == every - only_for_topics - {"executor-killed", "spark-worker-killed"}
     (named,) = choose_cells(["executor-killed"], TargetKind.DELTA, has_proc=False)
     assert named.name == "executor-killed"
@@ -238,7 +240,8 @@ def test_without_names_the_cells_are_those_that_the_target_can_meet() -> None:
     without = [cell.name for cell in CELLS if cell not in choose_cells([], TargetKind.TOPIC)]
     assert without == ["driver-at-write", "write-fails"]
     without = [cell.name for cell in CELLS if cell not in choose_cells([], TargetKind.PARQUET)]
-    assert without == ["driver-write-lost", "driver-in-commit", "requests-cut", "rows-refused"]
+    commits = ["driver-before-commit", "driver-in-commit"]
+    assert without == ["driver-write-lost", *commits, "requests-cut", "rows-refused"]
     named = choose_cells(["commit-lost", "calm"], TargetKind.TOPIC)
     assert [cell.name for cell in named] == ["calm", "commit-lost"]
     with pytest.raises(ConfigError, match="no cell is named 'reboot'; there are calm, task-fails"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -232,6 +232,52 @@ def test_a_sink_that_notes_a_micro_batch_before_it_sends_it_loses_rows(
     lost = outcome_of("driver-write-lost", trial, monkeypatch, **methods)
     assert lost.verdict is Verdict.VIOLATED and lost.has_happened, lost
     assert lost.counts is not None and lost.counts.lost > 0 == lost.counts.doubled
+
+
+@pytest.mark.behaviour("P7")
+@pytest.mark.parametrize("notes_first", [True, False])
+def test_a_sink_that_notes_a_micro_batch_before_its_commit_loses_rows(
+    notes_first: bool, trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1626: all cells called such a sink clean, because none killed it between its note and its commit."""
+
+    class Killed(Exception):
+        pass
+
+    def wait_or_die(self: StandInDriver, call: Callable[[float], None]) -> None:
+        while True:
+            with suppress(TimedOut):
+                return call(0.05)
+            if self._stop.is_set():
+                raise Killed
+
+    def copy(self: StandInDriver, consumer: Any, _producer: Any, begin: Any, ends: Any) -> None:
+        note = self._checkpoint / f"noted-{sorted(ends.items())}"
+        if note.exists():
+            return
+        settings = {"bootstrap.servers": self.settings["BOOTSTRAP_SERVERS"], "transactional.id": "copy"}
+        producer = Producer(settings)
+        try:
+            # This aborts the transaction of a driver that was killed.
+            producer.init_transactions()
+            producer.begin_transaction()
+            sender = SimpleNamespace(send=producer.send, flush=lambda: wait_or_die(self, producer.flush))
+            StandInDriver._copy(self, consumer, sender, begin, ends)
+            if notes_first:
+                note.touch()
+            wait_or_die(self, producer.commit_transaction)
+        finally:
+            with suppress(TimedOut):
+                producer.close(timeout=0)
+
+    def micro_batch(self: StandInDriver, consumer: Any, producer: Any) -> None:
+        with suppress(Killed):
+            StandInDriver._micro_batch(self, consumer, producer)
+
+    methods = {"_copy": copy, "_micro_batch": micro_batch}
+    outcome = outcome_of("driver-before-commit", trial, monkeypatch, **methods)
+    assert outcome.has_happened and outcome.counts is not None, outcome
+    assert (outcome.counts.lost > 0, outcome.counts.doubled) == (notes_first, 0)
 
 
 @pytest.mark.behaviour("P7")

@@ -6,6 +6,7 @@ The moments of a kill, in the order of a micro-batch:
     SENT         the pipeline has sent rows of the micro-batch, and none of them has reached the target
     AT_LINE      a function of foreachBatch is at the line that writes rows, and has not executed it
     STORED       rows of the micro-batch are in the target, and the driver does not know it
+    COMMIT_SENT  rows are stored, and the request to commit their transaction does not arrive
     COMMITTING   a transaction with rows is committed, and the pipeline does not know it
     COMMITTED    Spark's commit log has the micro-batch
 
@@ -80,6 +81,7 @@ class Network(Enum):
     LOSE_READS = "fetched rows do not arrive"
     LOSE_WRITES = "rows are sent, and do not arrive"
     LOSE_ACKNOWLEDGEMENTS = "rows are stored, and no acknowledgement arrives"
+    LOSE_COMMIT_REQUESTS = "requests to commit transactions are sent, and do not arrive"
     LOSE_COMMITS = "transactions are committed, and no response arrives"
     REFUSE_WRITES = "a request with rows is answered with an error"
     CUT_REQUESTS = "one request of each kind is lost together with its connection"
@@ -98,6 +100,7 @@ class Moment(Enum):
     SENT = "sent"
     AT_LINE = "at line"
     STORED = "stored"
+    COMMIT_SENT = "commit sent"
     COMMITTING = "committing"
     COMMITTED = "committed"
 
@@ -166,6 +169,12 @@ CELLS = (
         kill_at=Moment.STORED,
     ),
     Cell(
+        "driver-before-commit",
+        "the driver is killed after rows are stored and before the commit of their transaction arrives",
+        network=Network.LOSE_COMMIT_REQUESTS,
+        kill_at=Moment.COMMIT_SENT,
+    ),
+    Cell(
         "driver-in-commit",
         "the driver is killed after a transaction is committed whose response is lost",
         network=Network.LOSE_COMMITS,
@@ -227,7 +236,8 @@ def choose_cells(
         # In driver-write-lost and rows-refused, the rows come to the cluster before they are lost or refused.
         impossible |= {Moment.AT_LINE, Strike.FAIL_WRITE}
     else:
-        impossible |= {Moment.SENT, Moment.COMMITTING, Network.CUT_REQUESTS, Network.REFUSE_WRITES}
+        impossible |= {Moment.SENT, Moment.COMMIT_SENT, Moment.COMMITTING}
+        impossible |= {Network.CUT_REQUESTS, Network.REFUSE_WRITES}
     return tuple(cell for cell in CELLS if not impossible & {cell.strike, cell.kill_at, cell.network})
 
 
@@ -246,6 +256,7 @@ class Evidence:
     - `has_struck`: a task was made to fail.
     - `has_counted`: Spark repeated that task, or the query failed because of it.
     - `writes_lost`: the number of lost requests with rows of the target.
+    - `commit_requests_lost`: the number of lost requests to commit a transaction with rows of the target.
     - `refusals`: the number of requests with rows of the target that were answered with an error.
     - `has_function`: the query has a function of foreachBatch.
     - `is_before_write`: this function waits at the line that wrote the rows of an earlier micro-batch.
@@ -261,6 +272,7 @@ class Evidence:
     new_writes: int = 0
     reads_lost: int = 0
     writes_lost: int = 0
+    commit_requests_lost: int = 0
     commits_lost: int = 0
     refusals: int = 0
     cuts: int = 0
@@ -285,6 +297,10 @@ def has_come(moment: Moment, evidence: Evidence) -> bool:
             return evidence.is_planned and evidence.is_before_write
         case Moment.STORED:
             return evidence.is_planned and evidence.new_writes > 0
+        case Moment.COMMIT_SENT:
+            # As for SENT, the pipeline may not wait. Guard:
+            # test_a_sink_that_notes_a_micro_batch_before_its_commit_loses_rows.
+            return evidence.commit_requests_lost > 0
         case Moment.COMMITTING:
             return evidence.commits_lost > 0
         case Moment.COMMITTED:
@@ -326,6 +342,8 @@ def why_not(cell: Cell, evidence: Evidence) -> str | None:
             return "rows were written before the driver was dead"
         case Moment.STORED if evidence.writes == 0:
             return "no write was seen before the micro-batch was finished"
+        case Moment.COMMIT_SENT if evidence.commit_requests_lost == 0:
+            return "the pipeline committed no transaction"
         case Moment.COMMITTING if evidence.commits_lost == 0:
             return "the pipeline committed no transaction"
         case Moment.PLANNED | Moment.AT_LINE | Moment.STORED if not evidence.is_planned:

@@ -182,7 +182,8 @@ class _Watch:
 
     def __init__(self, topic: str | None) -> None:
         self._topic = topic
-        self.writes = self.reads_lost = self.writes_lost = self.commits_lost = self.refusals = 0
+        self.writes = self.reads_lost = self.writes_lost = self.refusals = 0
+        self.commit_requests_lost = self.commits_lost = 0
         self.cuts: Counter[str] = Counter()
         self._with_rows: set[int] = set()
         """The ids of producers that have sent rows for the target since their last commit or abort."""
@@ -198,6 +199,7 @@ class _Watch:
         is_lost = event.fate is Fate.DROPPED
         if event.direction is Direction.REQUEST:
             self.writes_lost += is_lost and self._has_rows(event)
+            self.commit_requests_lost += is_lost and event.api == "EndTxn"
             self.refusals += event.fate is Fate.FORGED and self._has_rows(event)
             self._with_rows.update(
                 batch.producer_id
@@ -243,11 +245,10 @@ class _Watch:
                 return [Rule(action=Action.DROP, api="Produce", direction=direction, topic=self._topic)]
             case Network.REFUSE_WRITES:
                 return [Rule(action=Action.FAIL, api="Produce", error=_REFUSAL, nth=1, match=self._has_rows)]
-            case Network.LOSE_COMMITS:
-                is_commit = Rule(
-                    action=Action.DROP, api="EndTxn", direction=Direction.RESPONSE, match=self._is_commit
-                )
-                return [is_commit]
+            case Network.LOSE_COMMIT_REQUESTS | Network.LOSE_COMMITS:
+                is_request = network is Network.LOSE_COMMIT_REQUESTS
+                direction = Direction.REQUEST if is_request else Direction.RESPONSE
+                return [Rule(action=Action.DROP, api="EndTxn", direction=direction, match=self._is_commit)]
             case Network.CUT_REQUESTS:
                 return [self._cut(api, Direction.REQUEST) for api in _CUT_APIS]
             case Network.CUT_ANSWERS:
@@ -524,6 +525,7 @@ class _CellRun:
             reads_lost=watch.reads_lost,
             writes_lost=watch.writes_lost,
             refusals=watch.refusals,
+            commit_requests_lost=watch.commit_requests_lost,
             commits_lost=watch.commits_lost,
             cuts=watch.cuts.total(),
             row_cuts=watch.row_cuts,
