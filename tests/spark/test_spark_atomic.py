@@ -62,7 +62,7 @@ def test_a_stream_in_transactions(
 
     def take(frame: Any, batch_id: int) -> None:
         for _ in range(2):
-            atomic._returned.clear()  # as if the driver had died after the commit
+            atomic._calls.clear()  # as if the driver had died after the commit
             outcomes.append(write_atomic(frame, batch_id, options_of(bootstrap, topic)))
 
     query = stream.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint)
@@ -86,6 +86,59 @@ def test_a_stream_in_transactions(
     assert [each.size_bytes for each in told[1::2]] == [0, 0]
     assert sum(each.size_bytes for each in told) == sum(2 * len(f"k{n}") for n in range(100))
     assert [each.commit_seconds > 0 for each in told] == [True, False, True, False]
+
+
+@pytest.mark.behaviour("P6")
+def test_a_job_group_neither_hides_a_second_write_of_a_micro_batch_nor_a_new_run(
+    spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
+) -> None:
+    """R1627: a job group was taken for the run of the query."""
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, f"{topic}.in")
+    create_topic(bootstrap, topic)
+    fill(bootstrap, f"{topic}.in", 0, 6)
+    from pyspark.errors import StreamingQueryException
+
+    stream = read_stream(spark, bootstrap, subscribe=f"{topic}.in", startingOffsets="earliest")
+    options, written = options_of(bootstrap, topic), []
+
+    def take(frame: Any, batch_id: int) -> None:
+        context = frame.sparkSession.sparkContext
+        context.setJobGroup("good", "the good rows")
+        written.append(write_atomic(frame.where("value < 'v4'"), batch_id, options))
+        context.setJobGroup("rest", "the other rows")
+        write_atomic(frame.where("value >= 'v4'"), batch_id, options)
+
+    for _ in range(2):
+        query = stream.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint)
+        with pytest.raises(StreamingQueryException, match=r"a second time in this run.*its own name"):
+            query.trigger(availableNow=True).start().awaitTermination()
+    assert [(write.rows, write.already_committed) for write in written] == [(4, False), (4, True)]
+    assert values(spark, bootstrap, topic) == list(range(4))
+
+
+@pytest.mark.behaviour("P6")
+def test_two_calls_of_write_atomic_do_not_run_at_once() -> None:
+    """R1628: of two threads with one name, the second one took the rows of the first one for its own."""
+    call, other = [atomic._Call("run", f"group-{n}", "topic", 7) for n in range(2)]
+
+    def claim(wanted: atomic._Call) -> None:
+        with atomic._claimed(wanted, "n"):
+            pass
+
+    def fail(wanted: atomic._Call) -> None:
+        with atomic._claimed(wanted, "n"):
+            claim(other)
+            with pytest.raises(SinkError, match="a second time in this run"):
+                claim(call)
+            raise OncelogError("the call failed")
+
+    with pytest.raises(OncelogError, match="the call failed"):
+        fail(call)
+    claim(call)
+    claim(call._replace(batch_id=8))
+    with pytest.raises(SinkError, match="batch 8 a second time"):
+        claim(call._replace(batch_id=8))
 
 
 @pytest.mark.behaviour("P6")
@@ -142,7 +195,7 @@ def test_a_checkpoint_restored_to_one_micro_batch_earlier_loses_no_rows(
         written.append(write_atomic(frame.select("key", "value"), batch_id, options_of(bootstrap, topic)))
 
     def run() -> None:
-        atomic._returned.clear()
+        atomic._calls.clear()
         query = stream.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint)
         query.trigger(availableNow=True).start().awaitTermination()
 

@@ -266,7 +266,7 @@ class AtomicDriver(Application):
         async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             await create_topic(admin, NewTopic(TOPIC, num_partitions=self.partition_count))
         # Clear the module's memory, as a new process would begin with an empty one.
-        atomic._returned.clear()
+        atomic._calls.clear()
         self.run_count += 1
         while self.committed_count < len(self.source_rows):
             batch_id = self.committed_count

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,9 +57,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
-_RUN_ID = "spark.jobGroup.id"
-"""Spark's local property with the name of the job group. In a streaming query, this name is the id of the
-query's run.
+_JOB_GROUP = "spark.jobGroup.id"
+"""Spark's local property with the name of the job group. A streaming query sets it to the id of its run, and
+the user's function may set it to another name.
 """
 _ATTEMPTS = 3
 _log = logging.getLogger("oncelog.spark")
@@ -121,15 +123,20 @@ def write_atomic(
             "belong to a name"
         )
     sink = Sink(name, settings, part="atomic")
-    run_id = context.getLocalProperty(_RUN_ID) if query_id is not None else None
-    call = _Call(run_id, sink.group, sink.marker_at.topic, batch_id)
-    if run_id is not None and call in _returned:
-        raise Refuse(Reason.WRITTEN_TWICE, repr(name)).error(batch_id)
+    run_id = _run_id_of(df, query_id) if query_id is not None else None
+    with _claimed(_Call(run_id, sink.group, sink.marker_at.topic, batch_id), name):
+        return _write(df, batch_id, sink, user_name, is_in_stream=query_id is not None)
+
+
+def _write(
+    df: DataFrame, batch_id: int, sink: Sink, user_name: str | None, *, is_in_stream: bool
+) -> AtomicWrite:
+    """Write the batch, and write it again if a task fails."""
+    settings = sink.settings
     for attempts_left in reversed(range(_ATTEMPTS)):
         try:
-            written = _write_once(df, batch_id, sink, user_name, is_in_stream=query_id is not None)
-            _remember(call)
-            publish(_metrics(name, written))
+            written = _write_once(df, batch_id, sink, user_name, is_in_stream=is_in_stream)
+            publish(_metrics(sink.name, written))
             return written
         except OncelogError as error:
             text = explain_error(error, f"batch {batch_id}", settings, None)
@@ -156,14 +163,34 @@ class _Call(NamedTuple):
     batch_id: int
 
 
-_returned: set[_Call] = set()
-"""The calls that have returned in this process, for the newest batch of each run, group and marker topic."""
+_calls: set[_Call] = set()
+"""The calls of this process that run or have succeeded, for the newest batch of each run, group and marker
+topic.
+"""
+_calls_lock = threading.Lock()
 
 
-def _remember(call: _Call) -> None:
-    if call.run_id is not None:
-        _returned.difference_update({other for other in _returned if other[:3] == call[:3]})
-        _returned.add(call)
+@contextmanager
+def _claimed(call: _Call, name: str) -> Iterator[None]:
+    """Allow only one call with these values to run or succeed. Raises SinkError for another one.
+
+    If two threads made such calls at once, the second one would take the commit of the first one for its own.
+    Guard: test_two_calls_of_write_atomic_do_not_run_at_once.
+    """
+    if call.run_id is None:
+        yield
+        return
+    with _calls_lock:
+        if call in _calls:
+            raise Refuse(Reason.WRITTEN_TWICE, repr(name)).error(call.batch_id)
+        _calls.difference_update({other for other in _calls if other[:3] == call[:3]})
+        _calls.add(call)
+    try:
+        yield
+    except BaseException:
+        with _calls_lock:
+            _calls.discard(call)
+        raise
 
 
 def _write_once(
@@ -244,6 +271,29 @@ def _compare(df: DataFrame, batch_id: int, sink: Sink, there: RowSum, is_in_stre
         raise refusal.error(batch_id)
 
 
+def _running_query(df: DataFrame, query_id: str | None) -> Any:
+    """Return Spark's own object of the running streaming query. Raises any exception: the calls use internals
+    of Spark that another version may lack.
+    """
+    jvm: Any = df.sparkSession.sparkContext._jvm
+    running = df.sparkSession._jsparkSession.sharedState().activeStreamingQueries()
+    return running.get(jvm.java.util.UUID.fromString(query_id))
+
+
+def _run_id_of(df: DataFrame, query_id: str) -> str | None:
+    """Return the id of the running query's run. If Spark does not tell it, return the job group.
+
+    The user's function may set the job group for each of its writes. Guard:
+    test_a_job_group_neither_hides_a_second_write_of_a_micro_batch_nor_a_new_run.
+    """
+    try:
+        return str(_running_query(df, query_id).runId())
+    except Exception as error:
+        _log.debug("the run of query %s is unknown: %s", query_id, error)
+        group: str | None = df.sparkSession.sparkContext.getLocalProperty(_JOB_GROUP)
+        return group
+
+
 def digest_of_plan(df: DataFrame) -> str:
     """Return a digest of the checkpoint's entry for the running micro-batch, or "" if it cannot be read.
 
@@ -254,15 +304,13 @@ def digest_of_plan(df: DataFrame) -> str:
     query_id, batch_id = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
     try:
         jvm: Any = context._jvm
-        running = df.sparkSession._jsparkSession.sharedState().activeStreamingQueries()
-        query = running.get(jvm.java.util.UUID.fromString(query_id))
+        query = _running_query(df, query_id)
         path = jvm.org.apache.hadoop.fs.Path(f"{query.resolvedCheckpointRoot()}/offsets/{batch_id}")
         stream = path.getFileSystem(context._jsc.hadoopConfiguration()).open(path)
         try:
             text = jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
         finally:
             stream.close()
-    # Catch all exceptions: the calls above use internals of Spark that another version may lack.
     except Exception as error:
         _log.debug("the checkpoint of batch %s cannot be read: %s", batch_id, error)
         return ""

@@ -44,7 +44,7 @@ OUT_OF_REACH: dict[str, str] = {
     ),
     "Spark itself is not simulated": (
         "G4 G5 G6 G9b G10 G11 G12 G13 P5 R78 R79 R90 R191 R192 R194 R405 R407 R408 R662 R811 R812 R1222 R1223"
-        " R1224 R1225"
+        " R1224 R1225 R1627"
     ),
     "the audit of files and topics is not simulated": (
         "P3 P4 R86 R87 R88 R89 R193 R290 R291 R295 R406 R409 R460 R660 R661 R720 R721 R722 R724 R860"
@@ -157,6 +157,7 @@ OUT_OF_REACH: dict[str, str] = {
         "R1380 R1381 R1382 R1383 R1384 R1386 R1387 R1388 R1389 R1400 R1401 R1405"
     ),
     "no simulated batch write has options of streams": "R1582",
+    "no simulated function calls `write_atomic` in two threads": "R1628",
     "no session of Spark Connect is simulated": "R1420 R1421 R1422",
     "no simulated consumer looks up a position behind an error, or polls for no records": "R1362 R1368",
     "no simulated rebalance callback polls, and simulated tasks are not eager": "R1366 R1369",
