@@ -84,13 +84,20 @@ def test_every_cell_is_in_the_table() -> None:
     ("cell", "master", "expected"),
     [
         ("calm", "local[2,4]", "local[2,4]"),
-        ("worker-killed", "local[*]", "local[*]"),
+        ("calm", "local[*]", "local[*]"),
+        ("driver-in-write", "local[2]", "local[2]"),
+        ("worker-killed", "local[*]", "local[*,4]"),
+        ("task-fails", "local[2]", "local[2,4]"),
+        ("task-fails", "local", "local[1,4]"),
+        ("task-fails", "local[2,1]", "local[2,1]"),
+        ("task-fails", "local-cluster[2,1,512]", "local-cluster[2,1,512]"),
         ("executor-killed", "local[2,4]", LOCAL_CLUSTER),
         ("executor-killed", "local-cluster[3,1,512]", "local-cluster[3,1,512]"),
         ("executor-killed", "spark://127.0.0.1:7077", "spark://127.0.0.1:7077"),
     ],
 )
-def test_an_executor_is_killed_where_it_is_a_process(cell: str, master: str, expected: str) -> None:
+def test_the_master_of_a_cell_has_what_its_fault_needs(cell: str, master: str, expected: str) -> None:
+    """An executor is killed where it is a process. R1629: with `local[N]`, Spark repeated no task."""
     (chosen,) = choose_cells([cell], TargetKind.TOPIC)
     assert master_of(chosen, master) == expected
 

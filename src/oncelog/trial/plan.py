@@ -16,6 +16,7 @@ commit, and the last entry of the commit log is removed (`removes_commit`). That
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
@@ -25,6 +26,9 @@ from typing import assert_never
 from oncelog.errors import ConfigError
 
 _NO_WRITING_LINE = "foreachBatch did not come to the line that wrote rows in an earlier micro-batch"
+_WITHOUT_RETRIES = re.compile(r"local(?:\[([^,\]]+)\])?")
+_ATTEMPTS_OF_TASKS = 4
+"""Spark's default of spark.task.maxFailures, which `local[N]` ignores."""
 LOCAL_CLUSTER = "local-cluster[2,1,1024]"
 """A master that starts two executors on this machine, with one core and 1024 MB each."""
 
@@ -372,11 +376,15 @@ def master_of(cell: Cell, master: str) -> str:
     """Return the Spark master of a run.
 
     With `local[N]`, the driver's JVM runs the tasks itself. So a cell that kills an executor gets a master
-    that starts executors as separate processes.
+    that starts executors as separate processes. Spark repeats no task then, either, although other masters
+    repeat a task up to three times. So the cells of tasks get `local[N,4]`.
     """
     has_executors = not master.startswith("local") or master.startswith("local-cluster")
     if cell.strike is Strike.KILL_EXECUTOR and not has_executors:
         return LOCAL_CLUSTER
+    is_in_tasks = cell.strike is not None and cell.strike.is_in_tasks
+    if is_in_tasks and (found := _WITHOUT_RETRIES.fullmatch(master)):
+        return f"local[{found[1] or 1},{_ATTEMPTS_OF_TASKS}]"
     return master
 
 
