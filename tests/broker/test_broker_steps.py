@@ -19,6 +19,7 @@ from oncelog.broker.coordinators.markers import MARKER_COST, OFFSETS_PER_ELEMENT
 from oncelog.broker.coordinators.transactions import MAX_MARKERS_AT_ONCE
 from oncelog.broker.dispatch import end_round, tick
 from oncelog.broker.encoded_response import ENCODED_PER_STEP, EncodedInSteps, encoding_of
+from oncelog.broker.handlers import produce
 from oncelog.broker.handlers.delete_acls import MAX_REPEATED
 from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Request
@@ -87,6 +88,7 @@ from oncelog.wire.messages import (
     OffsetDeleteRequest,
     OffsetFetchRequest,
     OffsetForLeaderEpochRequest,
+    ProduceRequest,
     TxnOffsetCommitRequest,
     WriteTxnMarkersRequest,
 )
@@ -226,7 +228,10 @@ def test_a_request_of_many_elements_lets_others_have_their_turn() -> None:
 
 
 def test_every_large_response_is_encoded_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R1565: the response to CreateTopics of 5,000 topics was encoded in one step of 0.2 s."""
+    """R1565: the response to CreateTopics of 5,000 topics was encoded in one step of 0.2 s.
+
+    R1600: that to Produce, in which the throttle time comes last, still was.
+    """
     encode_in_steps, counts = Message.encode_in_steps, [0]
 
     def counted(message: Message, version: int, append: Callable[[Any], None]) -> Iterator[None]:
@@ -235,7 +240,10 @@ def test_every_large_response_is_encoded_in_steps(monkeypatch: pytest.MonkeyPatc
             yield
 
     monkeypatch.setattr(Message, "encode_in_steps", counted)
-    for message in large_requests():
+    monkeypatch.setattr(produce, "STEP_COST", 10 * produce.PARTITION_COST)
+    data = [ProduceRequest.PartitionProduceData(index=index) for index in range(MANY)]
+    topics = [ProduceRequest.TopicProduceData(name="t", partition_data=data)]
+    for message in (*large_requests(), ProduceRequest(acks=1, topic_data=topics)):
         if isinstance(message, FetchRequest):
             continue
         node, version, answers = with_topic(driven(MemoryDisk())), message.api.max_version, list[Any]()

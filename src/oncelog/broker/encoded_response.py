@@ -14,7 +14,7 @@ from oncelog.broker.stepwise import StepBudget, Work
 from oncelog.wire.message import Api, EncodedResponse, Message
 from oncelog.wire.messages import FetchResponse
 from oncelog.wire.primitives import Buffer
-from oncelog.wire.schema import FIXED
+from oncelog.wire.schema import FIXED, Field
 
 ENCODED_PER_STEP = 1_000
 """Elements of a response that one step encodes."""
@@ -31,7 +31,9 @@ class EncodedInSteps(EncodedResponse):
         super().__init__(parts)
         self.api = api  # type: ignore[misc]
         self.throttle_position = throttle_position
-        """The position of the throttle time in the first part."""
+        """The position of the throttle time in the first part. A negative one counts from the end of the
+        last part.
+        """
         self.throttle_time_ms = 0
 
     def copy(self) -> EncodedInSteps:
@@ -39,19 +41,19 @@ class EncodedInSteps(EncodedResponse):
         return EncodedInSteps(self.api, self._parts, self.throttle_position)
 
     def encode_into(self, version: int, append: Callable[[Any], None]) -> None:
-        first, *rest = self._parts
-        if self.throttle_position is not None and self.throttle_time_ms:
-            first = bytearray(first)
-            _THROTTLE_TIME.pack_into(first, self.throttle_position, self.throttle_time_ms)
-        for part in (first, *rest):
+        parts, position = list(self._parts), self.throttle_position
+        if position is not None and self.throttle_time_ms:
+            index = 0 if position >= 0 else -1
+            parts[index] = changed = bytearray(parts[index])
+            _THROTTLE_TIME.pack_into(changed, position, self.throttle_time_ms)
+        for part in parts:
             append(part)
 
 
 def encoding_of(response: Any, version: int) -> Work[EncodedInSteps] | None:
     """Return the work that encodes a response in steps; None if the response must be encoded at once.
 
-    A Fetch response contains records that must not be copied. In Produce and ApiVersions, the throttle time
-    follows an array, so it must be known before the encoding.
+    A Fetch response contains records that must not be copied.
     """
     if not isinstance(response, Message) or isinstance(response, EncodedResponse | FetchResponse):
         return None
@@ -76,21 +78,35 @@ def encode_in_steps(
             encoded.append(b"".join(parts))
             parts.clear()
             yield None
-    encoded.append(b"".join(parts))
+    if parts or not encoded:
+        encoded.append(b"".join(parts))
     return EncodedInSteps(response.api, encoded, _throttle_position(response, version))
 
 
 def _throttle_position(response: Message, version: int) -> int | None:
-    """Return the position of the throttle time in the encoded response; None if it has none, or if a field
-    of variable size precedes it.
+    """Return the position of the throttle time in the encoded response; None if it has none, or if its
+    position is not known before the encoding.
+
+    The result is negative if only fields of fixed size follow the throttle time, as in Produce: it counts
+    from the end.
     """
-    position = 0
-    for field in response._struct.fields:
-        if field.tag is not None or not field.is_in(version):
-            continue
-        if field.name == _FIELD:
-            return position
-        if field.is_array or field.kind not in FIXED:
-            break
-        position += struct.calcsize(f">{FIXED[field.kind]}")
-    return None
+    fields = [field for field in response._struct.fields if field.is_in(version)]
+    plain = [field for field in fields if field.tag is None]
+    index = next((index for index, field in enumerate(plain) if field.name == _FIELD), None)
+    if index is None:
+        return None
+    before = _fixed_bytes(plain[:index])
+    if before is not None:
+        return before
+    after = _fixed_bytes(plain[index:])
+    if after is None or any(getattr(response, field.name) for field in fields if field.tag is not None):
+        return None
+    tags_bytes = int(response.api.is_flexible(version))
+    return -after - tags_bytes
+
+
+def _fixed_bytes(fields: Sequence[Field]) -> int | None:
+    """Return the encoded size of fields; None if one of them has a variable size."""
+    if any(field.is_array or field.kind not in FIXED for field in fields):
+        return None
+    return sum(struct.calcsize(f">{FIXED[field.kind]}") for field in fields)

@@ -101,6 +101,9 @@ class PendingResponse:
             response.cancel()
         else:
             response.measure, response.encode = self.measure, self.encode
+            self.request_bytes = response.request_bytes
+            self.outlives_client |= response.outlives_client
+            self.runs_next_request |= response.runs_next_request
             self.on_cancelled = response.cancel
             response.add_done_callback(self.resolve)
 

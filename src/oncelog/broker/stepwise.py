@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from heapq import merge
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from oncelog.broker.purgatory import Disconnect, PendingResponse
 from oncelog.log.background import BackgroundQueue, BackgroundTask, BlockingCall, Kind
@@ -113,6 +113,25 @@ def sorted_in_steps(
     return merge(*runs, key=key)  # type: ignore[arg-type]
 
 
+def joined_steps(steps: Generator[None, None, _T], count: int) -> Work[_T]:
+    """Run `count` small steps in each step, and return the result of `steps`."""
+    while True:
+        for _ in range(count):
+            try:
+                next(steps)
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]
+        yield None
+
+
+class Continuation(NamedTuple):
+    """A result of work whose response is made by `start`, for example by the handler of a request that the
+    work has decoded. `start` takes over the slot of the work: it may call `respond_in_steps`.
+    """
+
+    start: Callable[[], Any]
+
+
 MAX_LARGE = 8
 """The maximum number of large responses in progress. One response and its request may need 150 MB."""
 FREE_STEPS = 5
@@ -170,7 +189,7 @@ class ResponseSlots:
         self._used_count -= 1
         self._notify_next()
 
-    def run_with_slot(self, start: Callable[[], int]) -> int:
+    def run_with_slot(self, start: Callable[[], _T]) -> _T:
         """Call `start`, which handles a large request whose slot is acquired, and return its result.
 
         If the response takes several steps, its task has claimed the slot and releases it at the end.
@@ -226,17 +245,19 @@ def respond_in_steps(
     *,
     is_cancellable: bool = True,
     keep_request: Callable[[PendingResponse], None] | None = None,
+    free_steps: int = FREE_STEPS,
 ) -> Any:
     """Run the first step, and return the response, or a PendingResponse if more steps are needed.
 
     Raises the error of the first step. The work may itself return a PendingResponse, for example if its
-    response waits for a flush.
+    response waits for a flush. If it takes more than one step, it may also return a Continuation.
 
     - `is_cancellable`: the work stops if its client disconnects. If false, the work runs to its end, and
       needs no slot, because other requests may be waiting for its end.
     - `keep_request`: called before the second step, to copy the parts of the request that the work
       needs, and to set `request_bytes`. Work with this callback needs no slot, because the connection counts
       `request_bytes` against its memory limit.
+    - `free_steps`: the number of steps after the first one that need no slot.
     """
     try:
         call = next(work)
@@ -246,7 +267,7 @@ def respond_in_steps(
     if keep_request is not None:
         keep_request(pending)
     steps = _ResponseSteps(slots, work, pending, is_cancellable=is_cancellable, has_slot=slots.claim())
-    steps.needs_slot = is_cancellable and keep_request is None
+    steps.needs_slot, steps.free_steps = is_cancellable and keep_request is None, free_steps
     steps.resume(call)
     if not pending.is_done:
         return pending
@@ -267,8 +288,8 @@ class _ResponseSteps:
     """The background task that makes a response in steps."""
 
     __slots__ = (
-        "_background", "_call", "_free_steps", "_has_slot", "_is_dropped", "_kind", "_on_cancelled",
-        "_pending", "_slots", "_work", "needs_slot",
+        "_background", "_call", "_has_slot", "_is_dropped", "_kind", "_on_cancelled", "_pending", "_slots",
+        "_work", "free_steps", "needs_slot",
     )  # fmt: skip
 
     def __init__(
@@ -284,7 +305,8 @@ class _ResponseSteps:
         self._work, self._pending = work, pending
         self._is_dropped, self._has_slot = is_cancellable, has_slot
         self.needs_slot = is_cancellable
-        self._free_steps = FREE_STEPS
+        """True if the steps after `free_steps` further ones need a slot."""
+        self.free_steps = FREE_STEPS
         self._call: BlockingCall | None = None
         self._kind = Kind.REQUEST
         self._on_cancelled: Callable[[], None] | None = None
@@ -326,8 +348,8 @@ class _ResponseSteps:
         """Return True if the next step may run; False if the response must first wait for a slot."""
         if self._has_slot or not self.needs_slot:
             return True
-        if self._free_steps:
-            self._free_steps -= 1
+        if self.free_steps:
+            self.free_steps -= 1
             return True
         self._has_slot = self._slots.try_acquire(self._on_slot_free)
         if not self._has_slot:
@@ -372,12 +394,23 @@ class _ResponseSteps:
         try:
             return _next_step(self._work, failure)
         except _Done as done:
+            response = done.response
+            if isinstance(response, Continuation):
+                response = self._hand_over(response)
             encode = self._pending.encode
-            encoding = None if encode is None or self._pending.is_cancelled else encode(done.response)
+            encoding = None if encode is None or self._pending.is_cancelled else encode(response)
             if encoding is None:
-                raise
+                raise _Done(response) from None
             self._work = encoding
         return _next_step(self._work, None)
+
+    def _hand_over(self, continuation: Continuation) -> Any:
+        """Start a continuation, and return its response. It gets the slot, if there is one."""
+        self.free_steps = FREE_STEPS
+        if not self._has_slot:
+            return continuation.start()
+        self._has_slot = False
+        return self._slots.run_with_slot(continuation.start)
 
 
 class _Done(Exception):

@@ -134,6 +134,7 @@ class Connection(asyncio.BufferedProtocol):
             self.auth,
             self._throttle,
             self._responses,
+            keep_frame=self.reader.keep_frame,
             close=self.close,
             on_late_response=self._on_late_response,
         )

@@ -22,13 +22,17 @@ from oncelog.broker.request import Request
 from oncelog.broker.request_limits import max_elements
 from oncelog.broker.security.authenticator import CloseAfterResponse
 from oncelog.broker.state import BrokerState
+from oncelog.broker.stepwise import Continuation, Work, joined_steps, respond_in_steps
+from oncelog.errors import OncelogError, PeerError
 from oncelog.rules.security.auth_state import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from oncelog.runtime.clock import Clock
 from oncelog.server.connection_auth import ConnectionAuth
 from oncelog.server.response_queue import Payload, ResponseQueue, ResponseSlot
 from oncelog.server.throttle import Throttle
 from oncelog.wire.frames import RequestHeader, decode_request_header, encode_large_response, encode_response
+from oncelog.wire.message import Api, Message
 from oncelog.wire.messages import FetchResponse
+from oncelog.wire.primitives import TooManyElements
 
 T = TypeVar("T")
 
@@ -47,11 +51,19 @@ For a Produce request, these are records that the broker had to decompress. Each
 decompressed data count as one more record: see `prepare_batch`.
 """
 
+DECODED_AT_ONCE = 2_000
+"""Maximum number of elements that are decoded at once. Further elements are decoded in steps: 100,000
+partitions take 0.1 s.
+"""
+DECODED_PER_STEP = 1_000
+_SASL = (SASL_HANDSHAKE, SASL_AUTHENTICATE)
+
 
 class RequestHandler:
     """Executes the requests of one connection.
 
-    `close(reason)` ends the connection. `on_late_response(None)` is called after a pending response was
+    `keep_frame(frame)` returns a frame that later reads do not overwrite. `close(reason)` ends the
+    connection. `on_late_response(None)` is called after a pending response was
     completed; after a failure, it is called with the error.
     """
 
@@ -64,11 +76,13 @@ class RequestHandler:
         throttle: Throttle,
         responses: ResponseQueue,
         *,
+        keep_frame: Callable[[memoryview], memoryview],
         close: Callable[[str], None],
         on_late_response: Callable[[Exception | None], None],
     ) -> None:
         self._node, self._clock, self._connection_id = node, clock, connection_id
         self._auth, self._throttle, self._responses = auth, throttle, responses
+        self._keep_frame = keep_frame
         self.close, self.on_late_response = close, on_late_response
         self._quotas = node.quotas
         self.has_dispatched = False
@@ -121,17 +135,62 @@ class RequestHandler:
             self._respond(header._replace(api_version=0), response, started)
             return
         api = self._node.offered[header.api_key]
-        message = api.request.decode(
-            header.api_version, frame, header.body_position, max_elements=max_elements(api.name, len(frame))
-        )
+        limit = max_elements(api.name, len(frame))
+        try:
+            message = api.request.decode(
+                header.api_version, frame, header.body_position, max_elements=min(limit, DECODED_AT_ONCE)
+            )
+        except TooManyElements:
+            if limit <= DECODED_AT_ONCE or header.api_key in _SASL:
+                raise
+            self._respond(header, self._decode_in_steps(api, header, frame, limit), started)
+            return
+        response = self._handle(header, message, len(frame), now_ms)
+        if header.api_key in _SASL:
+            self._auth.update()
+        self._respond(header, response, started)
+
+    def _handle(self, header: RequestHeader, message: Message, frame_bytes: int, now_ms: int) -> Any:
         auth = self._auth
         request = Request(self._connection_id, header, message, f"/{auth.host}", auth.authenticator)
         response = handle(self._node, request, now_ms)
         if header.api_key == PRODUCE and self._quotas.is_any:
-            self._throttle.charge_produce(header, len(frame), now_ms)
-        if header.api_key in (SASL_HANDSHAKE, SASL_AUTHENTICATE):
-            auth.update()
-        self._respond(header, response, started)
+            self._throttle.charge_produce(header, frame_bytes, now_ms)
+        return response
+
+    def _decode_in_steps(self, api: Api, header: RequestHeader, frame: memoryview, limit: int) -> Any:
+        """Decode a request of many elements in steps, and then handle it. Return the pending response.
+
+        Until it has a slot, the request waits as bytes. See
+        test_a_request_of_many_elements_is_decoded_in_steps.
+        """
+        frame_bytes, kept = len(frame), self._keep_frame(frame)
+        response = respond_in_steps(self._node.slots, self._decoding(api, header, kept, limit), free_steps=0)
+        if isinstance(response, PendingResponse):
+            response.request_bytes = frame_bytes
+            # The acknowledgements that a producer waits for are not decoded yet. With acks=0, it may close
+            # its connection now.
+            response.outlives_client = header.api_key == PRODUCE
+        return response
+
+    def _decoding(self, api: Api, header: RequestHeader, frame: memoryview, limit: int) -> Work[Any]:
+        yield None
+        decoding = api.request.decode_in_steps(
+            header.api_version, frame, header.body_position, max_elements=limit
+        )
+        try:
+            message = yield from joined_steps(decoding, DECODED_PER_STEP)
+        except PeerError as error:
+            return Disconnect(f"a malformed request: {error}")
+        frame_bytes = len(frame)
+
+        def start() -> Any:
+            try:
+                return self._handle(header, message, frame_bytes, self._clock.now_ms())
+            except OncelogError as error:
+                return Disconnect(f"a request that cannot be answered: {error}")
+
+        return Continuation(start)
 
     def _respond(self, header: RequestHeader, response: Any, started: float) -> None:
         if isinstance(response, CloseAfterResponse):

@@ -78,6 +78,10 @@ class RequestReader:
         if rest:
             self.backlog = memoryview(bytes(rest))
 
+    def keep_frame(self, frame: memoryview) -> memoryview:
+        """Return a frame that the next read does not overwrite. It is a copy only if that is needed."""
+        return memoryview(bytearray(frame)) if frame.obj is self._shared.obj else frame
+
     def next_backlog(self) -> bool:
         """If the backlog was processed, move the bytes of `_arrived` into it.
 

@@ -14,7 +14,7 @@ Code is generated on first use. `compile_encoder` and `compile_decoder` also ret
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NoReturn
 
 from oncelog.wire.primitives import (
@@ -35,6 +35,8 @@ StepEncoder = Callable[[Any, Callable[[Any], None]], Iterator[None]]
 """An Encoder that is a generator and yields between its steps."""
 Decoder = Callable[[memoryview, int, int, int], tuple[Any, int]]
 """(buffer, position, end, element budget) -> (message, position after the message)."""
+StepDecoder = Callable[[memoryview, int, int, int], Generator[None, None, tuple[Any, int]]]
+"""A Decoder that is a generator and yields between its steps."""
 
 
 class _Source:
@@ -135,7 +137,22 @@ def compile_decoder(
     source = _Source()
     _DecoderMaker(source, version, flexible, bounds_strings).struct(message, "m", cls)
     source.add("return m, pos")
-    return _build(source, f"def codec(buf, pos, end, left={UNBOUNDED}):")
+    return _build(source, _DECODER_HEAD)
+
+
+def compile_step_decoder(
+    message: Struct, cls: type[Any], version: int, flexible: bool, *, bounds_strings: bool = True
+) -> StepDecoder:
+    """Return a decoder that yields after each tagged field, and after each element of an array, except for
+    arrays of numbers.
+    """
+    source = _Source()
+    _DecoderMaker(source, version, flexible, bounds_strings, in_steps=True).struct(message, "m", cls)
+    source.add("yield", "return m, pos")
+    return _build(source, _DECODER_HEAD)[0]
+
+
+_DECODER_HEAD = f"def codec(buf, pos, end, left={UNBOUNDED}):"
 
 
 class _EncoderMaker:
@@ -277,11 +294,14 @@ class _DecoderMaker:
     """Generates the lines of a decoder.
 
     `run` has (struct format, assignment target) of successive fixed-size values. The next `flush` reads all
-    of them with one `unpack` call.
+    of them with one `unpack` call. With `in_steps`, the decoder is a generator.
     """
 
-    def __init__(self, source: _Source, version: int, flexible: bool, bounds_strings: bool) -> None:
+    def __init__(
+        self, source: _Source, version: int, flexible: bool, bounds_strings: bool, *, in_steps: bool = False
+    ) -> None:
         self.source, self.version, self.flexible = source, version, flexible
+        self.in_steps = in_steps
         # In versions that are not flexible, the length of a string is a 16-bit number. It cannot exceed
         # MAX_STRING_BYTES.
         self.bounds_strings = bounds_strings and flexible
@@ -395,6 +415,7 @@ class _DecoderMaker:
                 self.value(element, item, owner)
                 self.flush()
             source.add(f"{items}.append({item})")
+            self.end_step()
             source.depth -= 1
         if nullable:
             source.depth -= 1
@@ -419,7 +440,12 @@ class _DecoderMaker:
             source.add(f"if pos != {stop}: fail('tagged field {field.name}', {size}, pos - {stop} + {size})")
             source.depth -= 1
         source.add("else:" if fields else "if True:", f"    pos = {stop}")
+        self.end_step()
         source.depth -= 1
+
+    def end_step(self) -> None:
+        if self.in_steps:
+            self.source.add("yield")
 
     def tagged(self, field: Field, target: str, owner: type[Any]) -> None:
         # Null is the varint 0 if the struct is a tagged field, and the byte -1 elsewhere. In both cases, 1

@@ -5,16 +5,18 @@ first use.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 from oncelog.errors import MisuseError, PeerError, UnsupportedVersion
 from oncelog.wire.compiler import (
     Decoder,
     Encoder,
+    StepDecoder,
     StepEncoder,
     compile_decoder,
     compile_encoder,
+    compile_step_decoder,
     compile_step_encoder,
 )
 from oncelog.wire.primitives import UNBOUNDED, Buffer
@@ -82,6 +84,7 @@ class Message(Part):
     _encoders: ClassVar[dict[int, Encoder]]
     _step_encoders: ClassVar[dict[int, StepEncoder]]
     _decoders: ClassVar[dict[int, Decoder]]
+    _step_decoders: ClassVar[dict[int, StepDecoder]]
 
     def encode(self, version: int) -> bytes:
         """Return the encoded body.
@@ -132,9 +135,9 @@ class Message(Part):
         them (in Metadata and AlterUserScramCredentials). Bytes after a response or a stored value are an
         error, because they mean that the version is wrong.
 
-        Raises PeerError if the bytes are not a message of this version. Also raises PeerError if arrays and
-        tag blocks together have more than `max_elements` elements. Elements beyond this limit are not
-        allocated.
+        Raises PeerError if the bytes are not a message of this version. Raises TooManyElements, which is a
+        PeerError, if arrays and tag blocks together have more than `max_elements` elements. Elements beyond
+        this limit are not allocated.
         """
         decoder = cls._decoders.get(version) or _decoder(cls, version)
         view = memoryview(buffer)
@@ -143,13 +146,37 @@ class Message(Part):
         end = len(view)
         try:
             message, stop = decoder(view, position, end, max_elements)
-        except (struct.error, IndexError) as error:
-            raise cls._malformed(version, f"is truncated after {end} bytes: {error}") from error
-        except UnicodeDecodeError as error:
-            raise cls._malformed(version, f"contains text that is not UTF-8: {error}") from error
+        except _WRONG_BYTES as error:
+            raise cls._not_read(version, end, error) from error
+        cls._check_end(version, stop, end)
+        return message  # type: ignore[no-any-return]
+
+    @classmethod
+    def decode_in_steps(
+        cls, version: int, view: memoryview, position: int, *, max_elements: int = UNBOUNDED
+    ) -> Generator[None, None, Self]:
+        """Do the work of `decode`. Yield after each tagged field, and after each element of an array, except
+        for arrays of numbers.
+        """
+        decoder = cls._step_decoders.get(version) or _step_decoder(cls, version)
+        end = len(view)
+        try:
+            message, stop = yield from decoder(view, position, end, max_elements)
+        except _WRONG_BYTES as error:
+            raise cls._not_read(version, end, error) from error
+        cls._check_end(version, stop, end)
+        return message  # type: ignore[no-any-return]
+
+    @classmethod
+    def _not_read(cls, version: int, end: int, error: Exception) -> PeerError:
+        if isinstance(error, UnicodeDecodeError):
+            return cls._malformed(version, f"contains text that is not UTF-8: {error}")
+        return cls._malformed(version, f"is truncated after {end} bytes: {error}")
+
+    @classmethod
+    def _check_end(cls, version: int, stop: int, end: int) -> None:
         if stop != end and not cls._ignores_rest:
             raise cls._malformed(version, f"has {end - stop} bytes after its end")
-        return message  # type: ignore[no-any-return]
 
     @classmethod
     def _malformed(cls, version: int, what: str) -> PeerError:
@@ -209,6 +236,9 @@ def _check_version(api: Api, version: int, error: type[UnsupportedVersion | Peer
 _WRONG_VALUES = (struct.error, TypeError, AttributeError, UnicodeEncodeError)
 """The errors that an encoder raises for a value that does not fit its field."""
 
+_WRONG_BYTES = (struct.error, IndexError, UnicodeDecodeError)
+"""The errors that a decoder raises for bytes that end too early or are not text."""
+
 
 def _step_encoder(cls: type[Message], version: int) -> StepEncoder:
     _check_version(cls.api, version, UnsupportedVersion)
@@ -230,6 +260,15 @@ def _decoder(cls: type[Message], version: int) -> Decoder:
         cls._struct, cls, version, cls.api.is_flexible(version), bounds_strings=cls._bounds_strings
     )
     cls._decoders[version] = decoder
+    return decoder
+
+
+def _step_decoder(cls: type[Message], version: int) -> StepDecoder:
+    _check_version(cls.api, version, PeerError)
+    decoder = compile_step_decoder(
+        cls._struct, cls, version, cls.api.is_flexible(version), bounds_strings=cls._bounds_strings
+    )
+    cls._step_decoders[version] = decoder
     return decoder
 
 
@@ -272,7 +311,7 @@ def make_api(table: ApiTable, module: str) -> Api:
     )  # fmt: skip
     for message in (request, response):
         message.api, message._encoders, message._decoders = api, {}, {}
-        message._step_encoders = {}
+        message._step_encoders, message._step_decoders = {}, {}
         _publish(message, message)
     request._ignores_rest = True
     return api
@@ -283,7 +322,8 @@ def make_data(table: DataTable, module: str) -> type[Data]:
     data: type[Data] = _make_part(table.struct, Data, module, "")
     versions = (table.first, table.last)
     data.api = Api(-1, table.name, *versions, *versions, table.flexible_from, data, data)
-    data._encoders, data._step_encoders, data._decoders = {}, {}, {}
+    data._encoders, data._decoders = {}, {}
+    data._step_encoders, data._step_decoders = {}, {}
     _publish(data, data)
     return data
 

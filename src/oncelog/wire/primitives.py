@@ -14,6 +14,11 @@ from oncelog.errors import PeerError
 Buffer = bytes | bytearray | memoryview
 WritableBuffer = bytearray | memoryview
 
+
+class TooManyElements(PeerError):
+    """A message has more elements or tagged fields than its decoder may allocate."""
+
+
 MAX_STRING_BYTES = 32_767
 """Maximum length of a string in a message, in bytes.
 
@@ -92,10 +97,12 @@ def fail_string(what: str, length: int) -> NoReturn:
 
 
 def fail_array(what: str, length: int, remaining: int, left: int) -> NoReturn:
-    """Raise PeerError for an array whose length is invalid or exceeds the element budget `left`."""
+    """Raise PeerError for an array whose length is invalid, and TooManyElements for one that exceeds the
+    element budget `left`.
+    """
     if left >= 0 or length < 0 or length > remaining:
         fail_length(what, length, remaining)
-    raise PeerError(
+    raise TooManyElements(
         f"{what} exceeds the message's limit by {-left} elements or tagged fields; use "
         "several smaller requests"
     )
