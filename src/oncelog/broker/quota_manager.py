@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from oncelog.broker.request import Request
-from oncelog.broker.state_file import EncodedRows, PreparedRows, read_state, write_state
+from oncelog.broker.state_file import ChangeLock, EncodedRows, PreparedRows, read_state, write_state
+from oncelog.broker.stepwise import Work, run_work
 from oncelog.errors import BrokerError, ThrottlingQuotaExceeded
 from oncelog.limits import DEFAULT_LIMITS
 from oncelog.log.disk import Disk
@@ -43,6 +45,8 @@ from oncelog.wire.messages import FetchResponse
 
 FILE_NAME = "oncelog-quotas.json"
 
+CHANGES_PER_STEP = 250
+"""Changes of entities that one step validates."""
 _PRODUCE, _FETCH, _INIT_PRODUCER_ID = 0, 1, 22
 _CREATE_TOPICS, _DELETE_TOPICS, _CREATE_PARTITIONS = 19, 20, 37
 _OTHERS = (REQUEST_PERCENTAGE,)
@@ -87,14 +91,14 @@ class QuotaManager:
         """
         self._swept_at = max_shares
         self.values: Mapping[QuotaEntity, Values] = {}
-        self._rows = EncodedRows(_row)
+        self._rows, self._lock = EncodedRows(_row), ChangeLock()
         self._rates: dict[str, dict[QuotaEntity, float]] = {}
         self._shares: dict[tuple[str, QuotaPrincipal], EffectiveQuota | None] = {}
         self.is_any = False
         # An unreadable file prevents the start, because without quotas clients could overload the broker.
         stored = read_state(disk, FILE_NAME, _parse)
         if stored is not None:
-            self._set_values(stored)
+            self._set_values(stored, stored)
 
     def alter(
         self, entity: QuotaEntity, changes: Collection[tuple[str, float | None]], *, is_test: bool
@@ -111,52 +115,67 @@ class QuotaManager:
     def prepare(
         self, entity: QuotaEntity, changes: Collection[tuple[str, float | None]]
     ) -> PreparedRows[QuotaEntity, Values]:
-        """Encode an entity's row as it will be after a change, so that `alter_all` need not."""
+        """Encode an entity's row as it will be after a change, so that `alter_in_steps` need not."""
         with suppress(BrokerError):
             values = apply_changes(entity, self.values.get(entity, {}), changes)
             return self._rows.prepare({entity: values} if values else {})
         return {}
 
-    def alter_all(
+    def alter_all(self, changes: Iterable[QuotaChange], *, is_test: bool) -> list[BrokerError | None]:
+        """Run `alter_in_steps` to its end in one step."""
+        return run_work(self.alter_in_steps(changes, is_test=is_test))
+
+    def alter_in_steps(
         self,
         changes: Iterable[QuotaChange],
         *,
         is_test: bool,
         prepared: PreparedRows[QuotaEntity, Values] = MappingProxyType({}),
-    ) -> list[BrokerError | None]:
-        """Change quotas of several entities with one write. Return the error of each entity, or None.
+    ) -> Work[list[BrokerError | None]]:
+        """Change quotas of several entities with one write, in another thread. Return the error of each
+        entity, or None.
 
-        `prepared` are the results of `prepare`. Raises StorageError if the file cannot be written; then
-        nothing changes.
+        `prepared` are the results of `prepare`. The caller must run all steps. Raises StorageError if the
+        file cannot be written; then nothing changes.
         """
+        return self._lock.hold(self._alter(changes, is_test=is_test, prepared=prepared))
+
+    def _alter(
+        self, changes: Iterable[QuotaChange], *, is_test: bool, prepared: PreparedRows[QuotaEntity, Values]
+    ) -> Work[list[BrokerError | None]]:
         result, errors = dict(self.values), []
-        for entity, rates in changes:
+        changed: dict[QuotaEntity, None] = {}
+        for count, (entity, rates) in enumerate(changes, 1):
             error = None
             try:
                 values = apply_changes(entity, result.get(entity, {}), rates)
             except BrokerError as refusal:
                 error = refusal
             else:
+                changed[entity] = None
                 result[entity] = values
                 if not values:
                     del result[entity]
             errors.append(error)
+            if count % CHANGES_PER_STEP == 0:
+                yield None
         if not is_test and result != self.values:
-            self._save(result, prepared)
+            rows = yield from self._rows.of(result, prepared)
+            yield partial(write_state, self._disk, FILE_NAME, {"quotas": rows})
+            self._set_values(result, changed)
         return errors
 
-    def _save(
-        self, values: Mapping[QuotaEntity, Values], prepared: PreparedRows[QuotaEntity, Values]
-    ) -> None:
-        write_state(self._disk, FILE_NAME, {"quotas": self._rows.of(values, prepared)})
-        self._set_values(values)
-
-    def _set_values(self, values: Mapping[QuotaEntity, Values]) -> None:
-        self.values = values
-        self._rates, self._shares = {}, {}
-        for entity, rates in values.items():
-            for key, rate in rates.items():
+    def _set_values(self, values: Mapping[QuotaEntity, Values], changed: Iterable[QuotaEntity]) -> None:
+        before, self.values = self.values, values
+        for entity in changed:
+            for key in before.get(entity, ()):
+                rates = self._rates[key]
+                del rates[entity]
+                if not rates:
+                    del self._rates[key]
+            for key, rate in values.get(entity, {}).items():
                 self._rates.setdefault(key, {})[entity] = rate
+        self._shares = {}
         self.is_any = bool(self._rates.keys() - {CONNECTIONS})
 
     # Usage

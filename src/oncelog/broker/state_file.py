@@ -16,12 +16,15 @@ from typing import Any, Generic, TypeVar
 
 from crc32c import crc32c
 
+from oncelog.broker.stepwise import Work
 from oncelog.errors import BrokerError, StorageError
 from oncelog.log.disk import Disk, SyncFailed, explain, write_synced
 
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
+ROWS_PER_STEP = 4_000
+"""Rows that one step of a change looks at. It takes 1 ms."""
 _ASIDE = ".new"
 _CHECKSUM = re.compile(rb',\n "crc32c": "([0-9a-f]{8})"\n}\s*\Z')
 
@@ -137,25 +140,50 @@ class EncodedRows(Generic[K, V]):
     def prepare(self, values: Mapping[K, V]) -> PreparedRows[K, V]:
         """Encode rows for a later call of `of`.
 
-        They are not kept here, because the caller may never make the change: its client may disconnect. See
+        They are not kept here, because the caller may refuse the change. See
         test_a_change_that_is_not_made_keeps_no_memory.
         """
         return {key: (value, encode_row(self._to_row(key, value))) for key, value in values.items()}
 
     def of(
         self, values: Mapping[K, V], prepared: PreparedRows[K, V] = MappingProxyType({})
-    ) -> list[EncodedRow]:
-        """Return the rows of all values, in their order. `prepared` are rows that `prepare` has encoded."""
+    ) -> Work[list[EncodedRow]]:
+        """Return the rows of all values, in their order. `prepared` are rows that `prepare` has encoded.
+
+        It takes several steps, between which `values` must not change.
+        """
         before, rows = self._rows, {}
-        for key, value in values.items():
+        for count, (key, value) in enumerate(values.items(), 1):
             row = before.get(key)
             if row is None or row[0] != value:
                 row = prepared.get(key)
             if row is None or row[0] != value:
                 row = value, encode_row(self._to_row(key, value))
             rows[key] = row
+            if count % ROWS_PER_STEP == 0:
+                yield None
         self._rows = rows
         return [row for _, row in rows.values()]
+
+
+class ChangeLock:
+    """Lets one request at a time change the content of a state file, in steps and with a write in a thread.
+
+    Other requests see the old content until the new one is written.
+    """
+
+    def __init__(self) -> None:
+        self._is_held = False
+
+    def hold(self, change: Work[T]) -> Work[T]:
+        """Wait until no other change is in progress, then run `change`."""
+        while self._is_held:
+            yield None
+        self._is_held = True
+        try:
+            return (yield from change)
+        finally:
+            self._is_held = False
 
 
 def _lines(value: Any) -> str:

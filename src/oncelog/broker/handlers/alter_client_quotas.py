@@ -31,7 +31,7 @@ _Name = tuple[tuple[str, str | None], ...]
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     state.round_meter.fill_round()
-    answer: Answer = respond_in_steps(state.slots, _alter(state, request))
+    answer: Answer = respond_in_steps(state.slots, _alter(state, request), is_cancellable=False)
     return answer
 
 
@@ -63,7 +63,9 @@ def _alter(state: BrokerState, request: Request) -> Work[AlterClientQuotasRespon
             yield None
     try:
         changed = (change for _, change in valid)
-        errors = state.quotas.alter_all(changed, is_test=message.validate_only, prepared=prepared)
+        errors = yield from state.quotas.alter_in_steps(
+            changed, is_test=message.validate_only, prepared=prepared
+        )
     except StorageError as error:
         errors = [KafkaStorageError(str(error))] * len(valid)
     for (result, _), refusal in zip(valid, errors, strict=True):

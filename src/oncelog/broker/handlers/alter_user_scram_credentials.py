@@ -30,7 +30,7 @@ _Result = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     state.round_meter.fill_round()
-    answer: Answer = respond_in_steps(state.slots, _alter(state, request))
+    answer: Answer = respond_in_steps(state.slots, _alter(state, request), is_cancellable=False)
     return answer
 
 
@@ -53,7 +53,7 @@ def _alter(state: BrokerState, request: Request) -> Work[AlterUserScramCredentia
         if budget.spend(ELEMENTS_PER_USER):
             yield None
     try:
-        refusals = state.users.apply(changes.values())
+        refusals = yield from state.users.apply_in_steps(changes.values())
     except StorageError as error:
         refusals = [KafkaStorageError(str(error))] * len(changes)
     errors |= {name: refusal for name, refusal in zip(changes, refusals, strict=True) if refusal is not None}

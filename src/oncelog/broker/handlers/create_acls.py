@@ -40,7 +40,7 @@ _Result = CreateAclsResponse.AclCreationResult
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     state.round_meter.fill_round()
-    answer: Answer = respond_in_steps(state.slots, _create(state, request))
+    answer: Answer = respond_in_steps(state.slots, _create(state, request), is_cancellable=False)
     return answer
 
 
@@ -56,7 +56,7 @@ def _create(state: BrokerState, request: Request) -> Work[CreateAclsResponse]:
             results.append(_check(creation, rows))
             if budget.spend(ELEMENTS_PER_ACL):
                 yield None
-        state.authorizer.add_encoded(rows)
+        yield from state.authorizer.add_in_steps(rows)
     except (BrokerError, StorageError) as error:
         refusal = error if isinstance(error, BrokerError) else KafkaStorageError(str(error))
         results = [_error_result(refusal) for _ in message.creations]

@@ -11,6 +11,8 @@ Source: KIP-140; Kafka's AclControlManager.
 
 from __future__ import annotations
 
+from itertools import chain
+
 from oncelog.broker.handlers.describe_acls import acl_filter
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
@@ -31,7 +33,7 @@ _Result = DeleteAclsResponse.DeleteAclsFilterResult
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     state.round_meter.fill_round()
-    answer: Answer = respond_in_steps(state.slots, _answer(state, request))
+    answer: Answer = respond_in_steps(state.slots, _answer(state, request), is_cancellable=False)
     return answer
 
 
@@ -43,9 +45,8 @@ def _answer(state: BrokerState, request: Request) -> Work[DeleteAclsResponse]:
         request.authorize(ResourceType.CLUSTER)
         filters = [_filter(requested) for requested in message.filters]
         matches = yield from _find(state, state.authorizer.acls, filters)
-        state.authorizer.remove(
-            {acl for match in matches if not isinstance(match, BrokerError) for acl in match}
-        )
+        found = (match for match in matches if isinstance(match, list))
+        yield from state.authorizer.remove_in_steps(chain.from_iterable(found))
     except (BrokerError, StorageError) as error:
         refusal = error if isinstance(error, BrokerError) else KafkaStorageError(str(error))
         return DeleteAclsResponse(filter_results=[_error_result(refusal) for _ in message.filters])

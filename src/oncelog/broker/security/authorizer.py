@@ -7,11 +7,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from sys import getsizeof
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
-from oncelog.broker.state_file import EncodedRow, encode_row, read_state, write_state
+from oncelog.broker.state_file import (
+    ROWS_PER_STEP,
+    ChangeLock,
+    EncodedRow,
+    encode_row,
+    read_state,
+    write_state,
+)
+from oncelog.broker.stepwise import Work, run_work
 from oncelog.errors import (
     BrokerError,
     ClusterAuthorizationFailed,
@@ -38,6 +47,8 @@ KEPT_BYTES = 1 << 20
 
 Clients choose the resource names, so without a limit they could fill the memory.
 """
+MAX_CHANGED_IN_PLACE = 1_000
+"""Maximum number of ACLs that one step adds or removes. A larger change makes a new table in steps."""
 MAX_KEPT_NAME = 256
 """Longest resource name whose check is cached, in characters."""
 _ENTRY_BYTES = 250
@@ -121,9 +132,12 @@ class Authorizer:
         # An unreadable file must stop the broker: without the file's ACLs, operations that they deny would be
         # allowed.
         self.acls = AclTable(read_state(disk, FILE_NAME, _parse) or ())
-        """The ACLs. They change in this object, so requests in steps must copy what they iterate over."""
+        """The ACLs. They change in this object, so requests in steps must copy what they iterate over. A
+        change of many ACLs replaces it.
+        """
         self._rows = {acl: encode_acl(acl) for acl in self.acls}
         """The rows of the file. With them, a change of one ACL need not encode all others."""
+        self._lock = ChangeLock()
         self._accesses: WeakValueDictionary[tuple[str, str], AccessByAcls] = WeakValueDictionary()
 
     def access(self, principal: str, host: str) -> Access:
@@ -140,34 +154,64 @@ class Authorizer:
 
     def add(self, acls: Iterable[Acl]) -> None:
         """Add ACLs durably. After a StorageError none is added."""
-        self.add_encoded({acl: encode_acl(acl) for acl in acls})
+        run_work(self.add_in_steps({acl: encode_acl(acl) for acl in acls}))
 
-    def add_encoded(self, rows: Mapping[Acl, EncodedRow]) -> None:
-        """Add ACLs as `add` does. `rows` has the result of `encode_acl` for each of them."""
+    def add_in_steps(self, rows: Mapping[Acl, EncodedRow]) -> Work[None]:
+        """Add ACLs as `add` does, with a write in another thread. The caller must run all steps.
+
+        `rows` has the result of `encode_acl` for each ACL.
+        """
+        return self._lock.hold(self._add(rows))
+
+    def _add(self, rows: Mapping[Acl, EncodedRow]) -> Work[None]:
         added = {acl: row for acl, row in rows.items() if acl not in self.acls}
         if added:
-            self._save(self._rows | added)
-            for acl in added:
-                self.acls.add(acl)
+            yield from self._change(self._rows | added, added, ())
 
     def replace(self, acls: Collection[Acl]) -> None:
         """Replace all ACLs durably. After a StorageError nothing has changed."""
-        self._save({acl: encode_acl(acl) for acl in acls})
-        self.acls = AclTable(acls)
+        rows = {acl: encode_acl(acl) for acl in acls}
+        run_work(self._lock.hold(self._change(rows, rows, list(self.acls))))
 
-    def remove(self, acls: Collection[Acl]) -> None:
+    def remove(self, acls: Iterable[Acl]) -> None:
         """Remove ACLs durably. ACLs that do not exist are ignored. After a StorageError none is removed."""
-        removed = {acl for acl in acls if acl in self.acls}
+        run_work(self.remove_in_steps(acls))
+
+    def remove_in_steps(self, acls: Iterable[Acl]) -> Work[None]:
+        """Remove ACLs as `remove` does, with a write in another thread. The caller must run all steps."""
+        return self._lock.hold(self._remove(acls))
+
+    def _remove(self, acls: Iterable[Acl]) -> Work[None]:
+        left, removed = self._rows.copy(), []
+        for count, acl in enumerate(acls, 1):
+            if left.pop(acl, None) is not None:
+                removed.append(acl)
+            if count % ROWS_PER_STEP == 0:
+                yield None
         if removed:
-            left = self._rows.copy()
-            for acl in removed:
-                del left[acl]
-            self._save(left)
+            yield from self._change(left, (), removed)
+
+    def _change(
+        self, rows: dict[Acl, EncodedRow], added: Collection[Acl], removed: Collection[Acl]
+    ) -> Work[None]:
+        """Write `rows` to the file, then change the ACLs. All of them change together, because the ACLs that
+        allow an operation must not be in effect without those that deny it.
+        """
+        table = None
+        if len(added) + len(removed) > MAX_CHANGED_IN_PLACE:
+            table = AclTable()
+            for count, acl in enumerate(rows, 1):
+                table.add(acl)
+                if count % MAX_CHANGED_IN_PLACE == 0:
+                    yield None
+        yield partial(write_state, self._disk, FILE_NAME, {"acls": list(rows.values())})
+        if table is not None:
+            self.acls = table
+        else:
             for acl in removed:
                 self.acls.remove(acl)
-
-    def _save(self, rows: dict[Acl, EncodedRow]) -> None:
-        write_state(self._disk, FILE_NAME, {"acls": list(rows.values())})
+            for acl in added:
+                self.acls.add(acl)
         self._rows = rows
         self.version += 1
 

@@ -11,10 +11,19 @@ import hmac
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from oncelog.broker.state_file import EncodedRow, EncodedRows, PreparedRows, read_state, write_state
+from oncelog.broker.state_file import (
+    ChangeLock,
+    EncodedRow,
+    EncodedRows,
+    PreparedRows,
+    read_state,
+    write_state,
+)
+from oncelog.broker.stepwise import Work, run_work
 from oncelog.errors import (
     BrokerError,
     ResourceNotFound,
@@ -48,6 +57,8 @@ class PreparedChange(NamedTuple):
     """The rows of `added` in the file."""
 
 
+CHANGES_PER_STEP = 1_000
+"""Changes of users that one step applies."""
 SALT_BYTES = 24
 """Length in bytes of the salts that this project's tools generate."""
 
@@ -71,7 +82,7 @@ class Users:
         self._credentials: dict[_Key, Credential] = {}
         self._usual: UsualCredential | None = None
         """The result of `usual`; None after a change."""
-        self._rows = EncodedRows(_row)
+        self._rows, self._lock = EncodedRows(_row), ChangeLock()
         self.secret = new_secret
         content = read_state(disk, FILE_NAME, _parse, is_private=True)
         if content is None:
@@ -83,7 +94,7 @@ class Users:
             # If the secret cannot be stored, continue with it in memory: the broker must start even on a full
             # disk.
             with suppress(StorageError):
-                self._save(self._credentials)
+                run_work(self._save(self._credentials))
 
     def get(self, name: str, mechanism: Mechanism) -> Credential | None:
         return self._credentials.get((name, mechanism))
@@ -138,18 +149,24 @@ class Users:
                 prepared.append(self.prepare(*change))
             except BrokerError as refusal:
                 prepared.append(refusal)
-        return self.apply(prepared)
+        return run_work(self.apply_in_steps(prepared))
 
-    def apply(self, changes: Iterable[PreparedChange | BrokerError]) -> list[BrokerError | None]:
-        """Apply prepared changes with one write of the file.
+    def apply_in_steps(
+        self, changes: Iterable[PreparedChange | BrokerError]
+    ) -> Work[list[BrokerError | None]]:
+        """Apply prepared changes with one write of the file, in another thread.
 
-        Return an error or None for each: ResourceNotFound if another request has deleted a credential since
-        `prepare`. An error among the changes is returned as it is. After a StorageError nothing has changed.
+        The caller must run all steps. Return an error or None for each change: ResourceNotFound if another
+        request has deleted a credential since `prepare`. An error among the changes is returned as it is.
+        After a StorageError nothing has changed.
         """
+        return self._lock.hold(self._apply(changes))
+
+    def _apply(self, changes: Iterable[PreparedChange | BrokerError]) -> Work[list[BrokerError | None]]:
         credentials = dict(self._credentials)
         rows: dict[_Key, tuple[Credential, EncodedRow]] = {}
         errors: list[BrokerError | None] = []
-        for change in changes:
+        for count, change in enumerate(changes, 1):
             if isinstance(change, BrokerError):
                 errors.append(change)
             elif change.removed <= credentials.keys():
@@ -160,8 +177,10 @@ class Users:
                 errors.append(None)
             else:
                 errors.append(ResourceNotFound("another request has deleted the credential"))
+            if count % CHANGES_PER_STEP == 0:
+                yield None
         if credentials != self._credentials:
-            self._save(credentials, rows)
+            yield from self._save(credentials, rows)
         return errors
 
     def prepare(
@@ -191,7 +210,7 @@ class Users:
 
         Raises StorageError.
         """
-        self._save(dict(credentials))
+        run_work(self._save(dict(credentials)))
 
     def has_password(self, name: str, password: str) -> bool:
         """Return True if the password matches the user's first credential.
@@ -210,11 +229,11 @@ class Users:
         self,
         credentials: dict[_Key, Credential],
         prepared: PreparedRows[_Key, Credential] = MappingProxyType({}),
-    ) -> None:
-        content: dict[str, object] = {"credentials": self._rows.of(credentials, prepared)}
+    ) -> Work[None]:
+        content: dict[str, object] = {"credentials": (yield from self._rows.of(credentials, prepared))}
         if self.secret:
             content["secret"] = _to_text(self.secret)
-        write_state(self._disk, FILE_NAME, content, is_private=True)
+        yield partial(write_state, self._disk, FILE_NAME, content, is_private=True)
         self._credentials, self._usual = credentials, None
 
 
