@@ -5,6 +5,7 @@ begin segments.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import threading
 import tracemalloc
 from itertools import count
@@ -175,6 +176,18 @@ def test_batches_that_are_refused_when_they_are_opened_count_as_others() -> None
     node = driven(COMPACTED)
     deferred = handle(node, request(*((i, records(None)) for i in range(MANY))), 9)
     assert finish(node, deferred) == (MANY // 2, [InvalidRecord.code] * MANY)
+
+
+def test_a_refused_request_leaves_no_reference_cycle() -> None:
+    """R1602: GcTuner freezes objects, and reference cycles among frozen objects are never freed."""
+    node = driven({})
+    gc.collect()
+    gc.disable()
+    try:
+        finish(node, handle(node, request(*((MANY + i, records()) for i in range(MANY))), 9))
+        assert not [each for each in gc.get_objects() if type(each) is produce._Produce]
+    finally:
+        gc.enable()
 
 
 def test_batches_left_for_later_steps_do_not_refer_to_the_receive_buffer() -> None:

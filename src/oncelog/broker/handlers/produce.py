@@ -150,7 +150,10 @@ class _Produce:
         self.is_continued = False
         """True from the second step on. Other requests may have run since the checks of the first step."""
         self.verification: TransactionVerification | None = None
-        self.first_error: BrokerError | None = None
+        self.first_error: str | None = None
+        """The text of the first error. The error itself has a traceback that refers to this object: see
+        test_a_refused_request_leaves_no_reference_cycle.
+        """
         self.pending: PendingResponse | None = None
         self.response: ProduceResponse | None = None
 
@@ -275,7 +278,8 @@ class _Produce:
         error: BrokerError,
     ) -> None:
         put_refusal(self.state, result, error)
-        self.first_error = self.first_error or error
+        if self.first_error is None:
+            self.first_error = str(error)
         if self.state.on_append is not None:
             self._report(tp, records, "refused", None, error)
 
