@@ -195,7 +195,8 @@ def test_batches_left_for_later_steps_do_not_refer_to_the_receive_buffer() -> No
     buffer = bytearray(records())
     message = request(*((i, memoryview(buffer)) for i in range(MANY)))  # type: ignore[misc]
     deferred = handle(node, message, 9)
-    assert deferred.request_bytes == (MANY - 2) * len(buffer) + MANY * produce.PARTITION_BYTES
+    own_bytes = MANY * produce.PARTITION_BYTES + produce.TOPIC_BYTES
+    assert deferred.request_bytes == (MANY - 2) * len(buffer) + own_bytes
     buffer[:] = bytes(len(buffer))
     assert finish(node, deferred)[1] == [0] * MANY
 
