@@ -198,6 +198,17 @@ def copy_to_raise(error: _E) -> _E:
     return copied
 
 
+def without_traceback(error: _E) -> _E:
+    """Remove the traceback and the context of an error that is kept, and return the error.
+
+    Both refer to the variables of its callers, such as the records of a request. If one of these refers to
+    the error, only the garbage collector frees them. Guard:
+    test_a_refused_request_is_freed_without_the_garbage_collector.
+    """
+    error.__traceback__ = error.__context__ = None
+    return error
+
+
 def text_of(error: Exception) -> str:
     """Return the text of an exception, even if its `__str__` raises."""
     try:

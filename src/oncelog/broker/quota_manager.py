@@ -16,7 +16,7 @@ from typing import Any
 from oncelog.broker.request import Request
 from oncelog.broker.state_file import ChangeLock, EncodedRows, PreparedRows, read_state, write_state
 from oncelog.broker.stepwise import Work, run_work
-from oncelog.errors import BrokerError, ThrottlingQuotaExceeded
+from oncelog.errors import BrokerError, ThrottlingQuotaExceeded, without_traceback
 from oncelog.limits import DEFAULT_LIMITS
 from oncelog.log.disk import Disk
 from oncelog.rules.limits.quotas import (
@@ -150,7 +150,7 @@ class QuotaManager:
             try:
                 values = apply_changes(entity, result.get(entity, {}), rates)
             except BrokerError as refusal:
-                error = refusal
+                error = without_traceback(refusal)
             else:
                 changed[entity] = None
                 result[entity] = values

@@ -39,6 +39,8 @@ from oncelog.errors import (
     NotEnoughReplicas,
     ProducerFenced,
     TransactionAbortable,
+    copy_to_raise,
+    without_traceback,
 )
 from oncelog.log.partition import Partition
 from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
@@ -137,7 +139,7 @@ class TransactionVerification:
         if producer is None:
             return
         if producer in self._refusals:
-            raise self._refusals[producer]
+            raise copy_to_raise(self._refusals[producer])
         is_verified = self._settings["transaction.partition.verification.enable"]
         if is_continued if self._capabilities.adds_partitions else is_verified:
             try:
@@ -168,7 +170,7 @@ class TransactionVerification:
                 done = transactions.add_partitions(self._transactional_id, producer, partitions, self._now_ms)
                 transactions.end_leftovers(producer, partitions, self._now_ms)
             except BrokerError as error:
-                self._refusals[producer] = self._translated(error)
+                self._refusals[producer] = without_traceback(self._translated(error))
             else:
                 self._written += done.written
 

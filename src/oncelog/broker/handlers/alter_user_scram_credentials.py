@@ -17,7 +17,13 @@ from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.users import PreparedChange, UserChange
 from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Work, respond_in_steps
-from oncelog.errors import BrokerError, DuplicateResource, KafkaStorageError, StorageError
+from oncelog.errors import (
+    BrokerError,
+    DuplicateResource,
+    KafkaStorageError,
+    StorageError,
+    without_traceback,
+)
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse
 
@@ -49,7 +55,7 @@ def _alter(state: BrokerState, request: Request) -> Work[AlterUserScramCredentia
                 raise DuplicateResource(f"user {name!r} occurs twice; a request may change a user once")
             changes[name] = state.users.prepare(*change)
         except BrokerError as error:
-            errors[name] = error
+            errors[name] = without_traceback(error)
         if budget.spend(ELEMENTS_PER_USER):
             yield None
     try:

@@ -32,6 +32,8 @@ from oncelog.errors import (
     TopicAuthorizationFailed,
     UnknownTopicId,
     UnknownTopicOrPartition,
+    copy_to_raise,
+    without_traceback,
 )
 from oncelog.rules.limits.quotas import MUTATIONS
 from oncelog.rules.security.authorization import CLUSTER_NAME, Operation, ResourceType
@@ -144,7 +146,7 @@ def _create_missing(
             check_topic_name(name)
             _check_create(request, name)
         except BrokerError as error:
-            refused[name] = error
+            refused[name] = without_traceback(error)
         else:
             missing.append(NewTopic(name, count, {}))
     if not missing:
@@ -184,7 +186,7 @@ def _look_up(
         topic = state.topics.get(requested.name)
         if topic is None:
             check_topic_name(requested.name)
-            raise refused.get(requested.name, UnknownTopicOrPartition())
+            raise copy_to_raise(refused.get(requested.name, UnknownTopicOrPartition()))
         return _describe(state, topic)
     except BrokerError as error:
         return _Topic(error_code=error.code, name=requested.name, topic_id=requested.topic_id or NO_ID)

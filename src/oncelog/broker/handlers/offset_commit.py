@@ -26,6 +26,8 @@ from oncelog.errors import (
     TopicAuthorizationFailed,
     UnknownTopicId,
     UnknownTopicOrPartition,
+    copy_to_raise,
+    without_traceback,
 )
 from oncelog.rules.groups.committed_offsets import CommittedOffset
 from oncelog.rules.security.authorization import ResourceType
@@ -185,7 +187,7 @@ class CommitRows:
                     group_id, self.offsets, self._budget
                 )
             except MessageTooLarge as error:
-                self._too_large = error
+                self._too_large = without_traceback(error)
             if not self._drop_deleted():
                 return
 
@@ -195,7 +197,7 @@ class CommitRows:
         Raises MessageTooLarge; check the group first, because its error has priority.
         """
         if self._too_large is not None:
-            raise self._too_large
+            raise copy_to_raise(self._too_large)
         return self._records
 
     def _drop_deleted(self) -> bool:

@@ -24,7 +24,7 @@ import struct
 from oncelog.broker.handlers.produce import KEY, count_append, put_append, put_refusal
 from oncelog.broker.security.authorizer import Access
 from oncelog.broker.state import BrokerState
-from oncelog.errors import BrokerError, PeerError
+from oncelog.errors import BrokerError, PeerError, without_traceback
 from oncelog.log.partition import Appended, Partition
 from oncelog.rules.security.authorization import Operation, ResourceType
 from oncelog.types import Origin
@@ -111,7 +111,7 @@ def answer(state: BrokerState, frame: memoryview, now_ms: int, access: Access | 
             # broker's base offset in the batch's bytes, so a second append would refuse the batch. See
             # test_the_bytes_of_a_failed_write_are_not_accepted_again.
             is_refused = True
-            results.append(error)
+            results.append(without_traceback(error))
         else:
             results.append(result)
     if is_refused:

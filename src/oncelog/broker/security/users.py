@@ -29,6 +29,7 @@ from oncelog.errors import (
     ResourceNotFound,
     StorageError,
     UnacceptableCredential,
+    without_traceback,
 )
 from oncelog.log.disk import Disk
 from oncelog.rules.security.scram import (
@@ -148,7 +149,7 @@ class Users:
             try:
                 prepared.append(self.prepare(*change))
             except BrokerError as refusal:
-                prepared.append(refusal)
+                prepared.append(without_traceback(refusal))
         return run_work(self.apply_in_steps(prepared))
 
     def apply_in_steps(

@@ -21,6 +21,7 @@ from oncelog.errors import (
     KafkaStorageError,
     StorageError,
     UnknownTopicOrPartition,
+    without_traceback,
 )
 from oncelog.rules.security.authorization import ResourceType as acl
 from oncelog.rules.storage.topic_state import TopicState
@@ -101,7 +102,7 @@ def _alter(
                 )
             plan.add(resource, change)
         except BrokerError as error:
-            refusals.append(error)
+            refusals.append(without_traceback(error))
         else:
             refusals.append(None)
         if budget.spend():

@@ -42,6 +42,7 @@ from oncelog.errors import (
     StorageError,
     TopicAlreadyExists,
     UnknownTopicOrPartition,
+    without_traceback,
 )
 from oncelog.log.disk import explain
 from oncelog.log.manager import LogManager
@@ -323,7 +324,7 @@ class Topics:
             try:
                 topic = self._checked(new, names)
             except (BrokerError, StorageError) as error:
-                results.append(error)
+                results.append(without_traceback(error))
                 continue
             names.add(new.name)
             self._move([topic], TopicEvent.CREATE)
