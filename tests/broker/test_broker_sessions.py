@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from itertools import count
+from unittest.mock import Mock
 
 import pytest
 from support.broker import fetch_request
@@ -70,6 +73,28 @@ def test_an_idle_fetch_session_is_forgotten() -> None:
     with pytest.raises(FetchSessionIdNotFound):
         sessions.open(_request(old, 1), 12, EXPIRY_MS, "")
     assert sessions.open(_request(used, 2), 12, EXPIRY_MS, "").session_id == used
+
+
+def test_the_response_of_a_delayed_fetch_is_freed_at_once() -> None:
+    """R1643: responses stayed in memory until the deadline of their fetch, and of all earlier ones."""
+
+    class Response:
+        pass
+
+    waits, tp = FetchPurgatory(), TopicPartition("t", 0)
+    waits.watch(DelayedFetch(PendingResponse(blocks_pipeline=True), [TopicPartition("t", 1)], 1, 9, Mock()))
+    seen: list[weakref.ref[Response]] = []
+    gc.disable()
+    try:
+        for number in range(100):
+            deferred = PendingResponse(blocks_pipeline=True)
+            deferred.add_done_callback(lambda response: seen.append(weakref.ref(response)))
+            waits.watch(DelayedFetch(deferred, [tp], 1, 1 << 40, lambda is_due: Response()))
+            waits.check_and_complete(tp, 1) if number % 2 else waits.complete_all(tp)
+            assert len(seen) == number + 1 and seen[-1]() is None
+    finally:
+        gc.enable()
+    assert len(waits) == 1 and len(waits._deadlines) <= 4
 
 
 def test_a_fetch_whose_connection_is_gone_leaves_nothing_behind() -> None:

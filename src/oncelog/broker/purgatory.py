@@ -84,10 +84,14 @@ class PendingResponse:
         """
         if self.is_done or self.is_cancelled:
             return
-        self.is_done, self._response = True, response
-        if self._callback is not None:
-            callback, self._callback = self._callback, None
-            callback(response)
+        self.is_done, self.on_cancelled = True, None
+        if self._callback is None:
+            self._response = response
+            return
+        # Keep neither the response nor `on_cancelled`, which may refer to this object: a response may have
+        # many megabytes. See test_the_response_of_a_delayed_fetch_is_freed_at_once.
+        callback, self._callback = self._callback, None
+        callback(response)
 
     def resolve_with(self, response: Any) -> None:
         """Set the response, or wait for it if `response` is itself a PendingResponse.
@@ -112,7 +116,8 @@ class PendingResponse:
         is_first, self.is_cancelled = not (self.is_cancelled or self.is_done), True
         self._callback = None
         if is_first and self.on_cancelled is not None:
-            self.on_cancelled()
+            on_cancelled, self.on_cancelled = self.on_cancelled, None
+            on_cancelled()
 
 
 MAX_PARTITIONS_AT_ONCE = 2_000
@@ -165,11 +170,12 @@ class FetchPurgatory:
     def __init__(self) -> None:
         self._by_partition: dict[TopicPartition, dict[DelayedFetch, None]] = {}
         self._deadlines: list[tuple[int, int, DelayedFetch]] = []
-        """A heap of (deadline in ms, serial number, fetch). A completed fetch stays until it is
-        at the top, or until the heap is rebuilt.
+        """A heap of (deadline in ms, serial number, fetch). A completed fetch stays, without its response,
+        until it is at the top or the heap is rebuilt.
         """
         self._serial = count()
-        self._abandoned_count = 0
+        self._closed_count = 0
+        """Number of fetches that were completed or cancelled since the heap was rebuilt."""
         self._stable_ends: dict[TopicPartition, int] = {}
         """The last stable offset after the last append, for partitions with delayed fetches."""
         self._partitions_at_once = MAX_PARTITIONS_AT_ONCE
@@ -201,7 +207,7 @@ class FetchPurgatory:
         """Delay a fetch until enough bytes are appended to its partitions, or until its deadline."""
         for tp in fetch.partitions:
             self._by_partition.setdefault(tp, {})[fetch] = None
-        fetch.pending.on_cancelled = lambda: self._abandon(fetch)
+        fetch.pending.on_cancelled = lambda: self._release(fetch)
         heapq.heappush(self._deadlines, (fetch.deadline_ms, next(self._serial), fetch))
 
     def watch_again(self, fetch: DelayedFetch, missing_bytes: int) -> None:
@@ -212,7 +218,7 @@ class FetchPurgatory:
 
     def remove(self, fetch: DelayedFetch) -> None:
         """Remove a fetch after `begin` has read its partitions in steps and answered it."""
-        self._forget(fetch)
+        self._release(fetch)
 
     def check_and_complete(self, tp: TopicPartition, size_bytes: int, stable_end: int | None = None) -> None:
         """Complete the fetches that have enough bytes after an append of `size_bytes` to a partition.
@@ -251,7 +257,7 @@ class FetchPurgatory:
             # test_a_read_committed_fetch_keeps_waiting_while_nothing_is_committed.
             fetch.missing_bytes = 1
             return
-        self._forget(fetch)
+        self._release(fetch)
         fetch.pending.resolve(response)
 
     def _takes_steps(self, fetch: DelayedFetch) -> bool:
@@ -283,18 +289,19 @@ class FetchPurgatory:
             self._begin(fetch)
             return
         self._forget(fetch)
-        if fetch.is_open:
-            fetch.pending.resolve(fetch.pending.build(lambda: fetch.answer(True)))
+        response = fetch.pending.build(lambda: fetch.answer(True)) if fetch.is_open else None
+        self._release(fetch)
+        fetch.pending.resolve(response)
 
-    def _abandon(self, fetch: DelayedFetch) -> None:
-        """Release the memory of a cancelled fetch now, because its deadline may be far away."""
+    def _release(self, fetch: DelayedFetch) -> None:
+        """Release the memory of a completed or cancelled fetch now, because its deadline may be far away."""
         self._forget(fetch)
         fetch.partitions, fetch.answer, fetch.begin = (), _no_answer, None
-        self._abandoned_count += 1
-        if self._abandoned_count > len(self._deadlines) // 2:
+        self._closed_count += 1
+        if self._closed_count > len(self._deadlines) // 2:
             self._deadlines = [entry for entry in self._deadlines if entry[2].is_open]
             heapq.heapify(self._deadlines)
-            self._abandoned_count = 0
+            self._closed_count = 0
 
     def _forget(self, fetch: DelayedFetch) -> None:
         for tp in fetch.partitions:
@@ -307,6 +314,6 @@ class FetchPurgatory:
 
 
 def _no_answer(is_due: bool) -> None:
-    """Return no response. This function replaces the `answer` of a cancelled fetch, to free the memory of its
-    own function.
+    """Return no response. This function replaces the `answer` of a completed or cancelled fetch, to free the
+    memory of its own function.
     """
