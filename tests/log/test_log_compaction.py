@@ -199,6 +199,21 @@ def test_a_look_up_of_the_largest_time_ignores_records_that_compaction_removed()
     assert found.offset in [offset for offset, _, _ in committed(partition)]
 
 
+def test_a_look_up_of_the_largest_time_reads_a_batch_whose_last_records_are_gone() -> None:
+    """Regression: DeleteRecords deleted the first records of a batch, and compaction had removed the others.
+    The look-up failed with a TypeError.
+    """
+    partition = opened()
+    records = [NewRecord(NOW_MS + 9, b"first", b"v"), NewRecord(NOW_MS + 9, b"k", b"superseded")]
+    put(partition, memoryview(build_batch(records)))
+    write(partition, b"k", b"newest", timestamp_ms=NOW_MS + 5)
+    fill(partition, keys=2, rounds=8)
+    compact(partition)
+    assert [offset for offset, _, _ in committed(partition)][:2] == [0, 2]
+    partition.delete_records(1, NOW_MS)
+    assert partition.max_timestamp_offset() == (NOW_MS + 5, 2)
+
+
 @pytest.mark.parametrize("codec", list(Compression))
 def test_batches_of_several_records_keep_only_the_newest_keys(codec: Compression) -> None:
     partition = opened()

@@ -380,4 +380,6 @@ def _largest_from(
 def _note_largest(largest: list[int], batch: ScannedBatch, start_offset: int) -> None:
     for records in iter_records(batch.data, batch.data_position, name_errors=LOSSLESS):
         times_ms = (record.timestamp_ms for record in records if record.offset >= start_offset)
-        largest[0] = max(largest[0], *times_ms)
+        # There may be none: compaction may have removed the records of the batch from `start_offset` on. See
+        # test_a_look_up_of_the_largest_time_reads_a_batch_whose_last_records_are_gone.
+        largest[0] = max((largest[0], *times_ms))
