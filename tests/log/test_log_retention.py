@@ -429,6 +429,40 @@ def test_a_power_loss_during_the_deletion_of_segments_leaves_no_gap(target: int)
     assert step > first_step + 20
 
 
+def test_a_power_loss_while_a_segment_is_dropped_shows_no_aborted_records() -> None:
+    """Regression: a power loss kept the rename of a transaction index and lost that of its log file.
+
+    `indexed_from` is unknown, as on a directory of Apache Kafka, so recovery cannot know that the index is
+    lost.
+    """
+
+    def filled(disk: MemoryDisk) -> Partition:
+        partition = open_partition(disk, config(segment_bytes=SIZE + len(marker(7, commit=False))))
+        for number in range(6):
+            put(partition, batch(number, is_transactional=True))
+            put_marker(partition, marker(7, commit=False))
+        partition.flush()
+        return partition
+
+    disk = MemoryDisk()
+    filled(disk)
+    first_step = disk.steps
+    for step in count(first_step):
+        disk = MemoryDisk()
+        disk.crash_after = step
+        partition = filled(disk)
+        with suppress(SimulatedCrash):
+            partition.delete_records(12, NOW_MS)
+        for seed in range(10):
+            again = open_partition(disk.after_power_loss(Random(seed)), recovery_point=12)
+            known = {entry.last_offset for entry in again.aborted_transactions(0, 12)}
+            first_marker = again.log_start_offset + 1
+            assert known == set(range(first_marker, 12, 2)), f"after step {step}, seed {seed}"
+        if disk.steps < step:
+            break
+    assert step > first_step + 20
+
+
 def test_a_full_disk_gets_room_by_deleting_what_older_snapshots_cover() -> None:
     disk = MemoryDisk()
     partition = open_partition(disk, config(segment_bytes=3 * SIZE))

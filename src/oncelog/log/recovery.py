@@ -44,6 +44,7 @@ _LEFTOVERS = (".deleted", ".cleaned", ".tmp")
 # The name that PartitionDisk.drop gives to a log file. Apache Kafka's deleted files end in ".log.deleted",
 # even those of compacted segments, so this pattern does not match them.
 _DROPPED_LOG = re.compile(r"([0-9]{20})\.log\.[0-9a-f]{16}\.deleted")
+_DROPPED_TRANSACTIONS = re.compile(r"([0-9]{20})\.txnindex\.[0-9a-f]{16}\.deleted")
 
 
 @dataclass(slots=True)
@@ -232,6 +233,7 @@ def _sweep(disk: Disk, directory: str) -> list[int]:
     """
     finish_swaps(disk, directory)
     _finish_drops(disk, directory)
+    _restore_transaction_indexes(disk, directory)
     names = disk.list(directory)
     bases = base_offsets(names)
     stems = {f"{base:020d}" for base in bases}
@@ -268,6 +270,25 @@ def _finish_drops(disk: Disk, directory: str) -> None:
     # The renamed files prove that older segments were dropped. So the deletions are synced before `_sweep`
     # deletes the renamed files.
     disk.sync_directory(directory)
+
+
+def _restore_transaction_indexes(disk: Disk, directory: str) -> None:
+    """Give the transaction index of a segment its name back if the segment was dropped and its log is back.
+
+    A power loss may undo the rename of the log file and keep that of the transaction index. Without the
+    index, aborted records would be shown, because recovery does not rebuild every index: Apache Kafka creates
+    none without entries. See test_a_power_loss_while_a_segment_is_dropped_shows_no_aborted_records.
+    """
+    names = disk.list(directory)
+    stems = {f"{base:020d}" for base in base_offsets(names)}
+    restored = False
+    for name in names:
+        match = _DROPPED_TRANSACTIONS.fullmatch(name)
+        if match is not None and match[1] in stems and f"{match[1]}{TXN_SUFFIX}" not in names:
+            disk.rename(f"{directory}/{name}", f"{directory}/{match[1]}{TXN_SUFFIX}")
+            restored = True
+    if restored:
+        disk.sync_directory(directory)
 
 
 def _drop_failed_rolls(

@@ -112,6 +112,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no simulated disk refuses the last snapshot before compaction and a power loss": "R1441",
     "the seeds of a log alone were not searched for it": "R1511",
     "no check reads the warnings of a start about snapshots": "R1512",
+    "no reader of transactions follows a power loss within the deletion of a segment": "R1611",
     "no simulated client looks up the largest timestamp": "R1513 R1551 R1610",
     "the internal topics of simulated brokers are compacted and not deleted": "R1550",
     "no simulated disk lacks inodes": "R1542",
