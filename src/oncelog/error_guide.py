@@ -620,6 +620,12 @@ EXCEPTIONS: dict[str, ErrorGuide] = {
         "The text names the field. `oncelog proxy` shows the messages.",
         "Check that the port belongs to a Kafka-compatible broker and that the security protocols are equal.",
     ),
+    "TooManyElements": ErrorGuide(
+        "A message has more elements than its reader allows. The broker closes the connection of such a request.",
+        "any client, and the broker",
+        "The text has the limit.",
+        "Send several smaller requests: see the limits of requests in docs/differences.md.",
+    ),
     "StorageError": ErrorGuide(
         "The disk failed, or a file on it is unreadable.",
         "the broker, `oncelog dump` and `oncelog load`",
