@@ -157,7 +157,7 @@ class RequestHandler:
         auth = self._auth
         if isinstance(message, ProduceRequest):
             # The request may have thousands of topics without partitions, or tagged fields. See
-            # test_a_produce_request_of_many_topics_ends_its_round.
+            # test_a_produce_request_of_many_topics_costs_more_of_its_round.
             other_bytes = frame_bytes - records_bytes(message)
             self._node.round_meter.add(other_bytes * METERED_RECORDS // REQUEST_BYTES)
         request = Request(self._connection_id, header, message, f"/{auth.host}", auth.authenticator)

@@ -1,4 +1,4 @@
-"""What the exactly-once sink costs a cluster: transactions, markers, transaction log, processor time.
+"""The costs of the exactly-once sink for a cluster: transactions, markers, processor time and more.
 
 Three nodes of Apache Kafka and a standalone cluster of Spark run on this machine. The costs are fitted as a
 linear model (`cluster_model`), which is compared with cases that it was not fitted to.
@@ -33,7 +33,7 @@ from oncelog_bench.spark_lanes import start_query, wait_for_batches
 from oncelog_bench.spark_sink import ATOMIC, LANE
 
 NAME = "cluster"
-SUMMARY = "What the exactly-once sink costs a cluster by tasks and partitions per task."
+SUMMARY = "Costs of the exactly-once sink for a cluster, by tasks and partitions of each task."
 METRICS = (
     Metric("transactions", "transactions"),
     Metric("markers", "markers"),

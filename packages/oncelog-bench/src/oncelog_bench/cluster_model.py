@@ -1,4 +1,4 @@
-"""A linear model of what a micro-batch of the sink costs, by tasks and partitions per task. No I/O."""
+"""A linear model of the costs of a micro-batch, by tasks and partitions of each task. No I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Shape(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """What a micro-batch costs in any unit: once, for each task, and for each partition of each task."""
+    """The costs of a micro-batch in any unit: once, for each task, and for each partition of each task."""
 
     once: float
     per_task: float
