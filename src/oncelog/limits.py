@@ -100,7 +100,7 @@ class Limits:
     more expensive one is computed in another thread.
     """
     max_catalogued_topics: int = 100_000
-    """Maximum number of topics in the cached subscriptions of all consumer groups together."""
+    """Maximum number of names, or matching topics, in the cached subscriptions of all groups together."""
     step_member_responses: int = 200
     """Responses to JoinGroup and SyncGroup that one step sends."""
 

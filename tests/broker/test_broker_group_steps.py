@@ -1,13 +1,18 @@
-"""The responses of a group's members are sent in bounded steps."""
+"""Heartbeats are prepared, and the responses of a group's members sent, in bounded steps."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from support.groups.node import GroupNode, join, sync
+from support.groups.node import GroupNode, create, heartbeat, join, sync
 
+from oncelog.broker.dispatch import handle
+from oncelog.broker.purgatory import PendingResponse
+from oncelog.broker.request import Request
 from oncelog.limits import DEFAULT_LIMITS
+from oncelog.rules.groups.consumer import in_order
+from oncelog.wire.frames import RequestHeader
 
 
 def test_the_members_of_a_group_are_answered_in_bounded_steps() -> None:
@@ -47,3 +52,95 @@ def test_the_members_of_a_group_are_answered_in_bounded_steps() -> None:
     assert [answer.assignment for (answer,) in (leader, *followers)] == [member.encode() for member in ids]
     # A member of another group gets its response immediately.
     assert len(place.ask(join("other"), 4)) == 1
+
+
+def many_steps(**limits: int) -> GroupNode:
+    """Return a node with small steps, whose background tasks run only with `background.step`."""
+    group_node = GroupNode()
+    group_node.ask(create("t"), 5)
+    group_node.limits = replace(DEFAULT_LIMITS, **limits)
+    group_node.restart()
+    group_node.node.log_manager.background.on_added = lambda: None
+    return group_node
+
+
+def test_a_heartbeat_of_many_names_is_prepared_in_steps() -> None:
+    """R1670: a heartbeat of 90,000 names blocked all other clients for 0.15 s."""
+    group_node = many_steps(request_step_elements=10)
+    groups, background = group_node.node.groups.consumers, group_node.node.log_manager.background
+    names = [f"n{number}" for number in range(200, 100, -1)] + ["t", "t"]
+    answers = group_node.ask(heartbeat("g", "m", subscribed_topic_names=names), 1)
+    step_count = 0
+    while not answers:
+        assert groups.get("g") is None  # the group changes in one step, after all names are prepared
+        background.step()
+        step_count += 1
+    assert step_count > 20
+    assert answers[0].error_code == 0
+    group = groups.get("g")
+    assert group is not None
+    assert group.members["m"].topics == frozenset(names)
+    assert in_order(group.members["m"].topics) == tuple(sorted({*names}))
+    assert {partition for _, partition in group.members["m"].assigned} == {0, 1}
+
+    owned = heartbeat("g", "m", answers[0].member_epoch)
+    owned.topic_partitions = [owned.TopicPartitions(topic_id=bytes(16), partitions=list(range(100)))]
+    answers = group_node.ask(owned, 1)
+    assert not answers
+    while not answers:
+        background.step()
+    assert answers[0].error_code == 0
+
+
+def test_a_heartbeat_whose_client_has_disconnected_between_its_steps_changes_no_group() -> None:
+    group_node = many_steps(request_step_elements=10)
+    names = [f"n{number}" for number in range(100)]
+    request = heartbeat("g", "m", subscribed_topic_names=names)
+    header = RequestHeader(request.api.key, 1, 1, "client", 0)
+    answer = handle(group_node.node, Request(1, header, request, "/127.0.0.1"), group_node.now_ms)
+    assert isinstance(answer, PendingResponse)
+    group_node.node.log_manager.background.step()
+    answer.cancel()
+    while group_node.node.log_manager.background:
+        group_node.node.log_manager.background.step()
+    assert group_node.node.groups.consumers.get("g") is None
+
+
+def test_the_cached_subscriptions_of_former_members_are_bounded() -> None:
+    """R1671: a cached subscription counted the topics that exist, so names without a topic were kept without
+    bound.
+    """
+    group_node = many_steps(max_catalogued_topics=100)
+    groups, epoch = group_node.node.groups.consumers, 0
+    kept = []
+    for number in range(30):
+        names = [f"n{number}-{index}" for index in range(20)]
+        request = heartbeat("g", "m", epoch, subscribed_topic_names=names)
+        (answer,) = group_node.ask(request, 1)
+        epoch = answer.member_epoch
+        kept.append(sum(len(names) for names, _ in groups._resolved))
+    assert 20 <= max(kept) <= 100
+
+
+def test_equal_names_of_another_group_are_compared_once() -> None:
+    """R1672: each heartbeat of a group compared its names with the equal ones of another group."""
+    group_node = many_steps()
+    groups = group_node.node.groups.consumers
+    compared = []
+
+    class Compared(frozenset[str]):
+        __hash__ = frozenset.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            compared.append(other)
+            return frozenset.__eq__(self, other)
+
+    first, second = Compared(["t", "u"]), Compared(["t", "u"])
+    topics = groups._resolve_topics(first, frozenset())
+    assert list(topics) == ["t"]
+    assert not compared
+    for _ in range(3):
+        assert groups._resolve_topics(second, frozenset()) is topics
+    assert len(compared) == 1
+    group_node.ask(create("u"), 5)
+    assert list(groups._resolve_topics(second, frozenset())) == ["t", "u"]

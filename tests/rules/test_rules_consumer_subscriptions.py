@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from oncelog.rules.groups.consumer import Subscription, Subscriptions
+from oncelog.rules.groups.consumer import OrderedNames, Subscription, Subscriptions, in_order
 
 CHOICES = [
     Subscription(frozenset(topics), regex)
@@ -52,3 +52,12 @@ def test_equal_subscriptions_are_kept_once() -> None:
     assert told.shared(second) is first
     told.remove(second)
     assert told.shared(second) is second
+
+
+def test_ordered_names_are_a_set_that_keeps_its_order_and_size() -> None:
+    plain, ordered = frozenset(["b", "aa", "c"]), OrderedNames(["aa", "b", "c"])
+    assert ordered == plain
+    assert hash(ordered) == hash(plain)
+    assert in_order(ordered) is ordered.in_order
+    assert list(in_order(plain)) == list(in_order(ordered))
+    assert Subscription(plain, "x").size_bytes == Subscription(ordered, "x").size_bytes

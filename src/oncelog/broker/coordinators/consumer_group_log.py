@@ -18,6 +18,7 @@ from oncelog.rules.groups.consumer import (
     MemberState,
     RecordKey,
     TopicIdPartition,
+    in_order,
 )
 from oncelog.wire.message import version_of
 from oncelog.wire.stored import (
@@ -97,7 +98,7 @@ def _member(member: ConsumerMember) -> bytes:
         rack_id=member.rack_id,
         client_id=member.client_id,
         client_host=member.client_host,
-        subscribed_topic_names=sorted(member.topics),
+        subscribed_topic_names=list(in_order(member.topics)),
         # As Kafka, write an empty string for none. With null, Kafka 3.9 fails when the member joins again.
         # See test_a_member_without_a_pattern_is_stored_as_by_kafka.
         subscribed_topic_regex=member.regex or "",

@@ -8,6 +8,7 @@ Source: KIP-848; kafka GroupMetadataManager.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from weakref import ref
 
 from oncelog.broker.coordinators.consumer_group_log import (
     encode_record,
@@ -48,6 +49,8 @@ MEMBERS_PER_RECORD = 4
 A change copies the group, and looks for partitions that other members hold: 2 ms for 5,000 members.
 """
 
+_Topics = Mapping[str, TopicInfo]
+
 
 class ConsumerGroups:
     """All consumer protocol groups of this broker."""
@@ -72,7 +75,12 @@ class ConsumerGroups:
         """The ids of the groups whose target is being computed in the background."""
         self.patterns = TopicPatterns(background, limits.pattern_step_cost)
         self._max_patterns = 100
-        self._resolved: dict[tuple[frozenset[str], frozenset[str]], Mapping[str, TopicInfo]] = {}
+        self._resolved: dict[tuple[frozenset[str], frozenset[str]], _Topics] = {}
+        self._resolved_by_id: dict[tuple[int, frozenset[str]], tuple[ref[frozenset[str]], _Topics]] = {}
+        """The same results by the identity of the set of names, so that it is not compared with an equal one.
+
+        A set is referred to weakly: its id may belong to another set later.
+        """
         self._resolved_count = 0
         self._resolved_at = (-1, -1)
         """The revisions of the topics and of the patterns when `_resolved` was built. If either has changed
@@ -163,7 +171,7 @@ class ConsumerGroups:
         if group is not None:
             group.set_session_timeout(self._session_ms(group_id))
 
-    def _resolve_topics(self, names: frozenset[str], regexes: frozenset[str]) -> Mapping[str, TopicInfo]:
+    def _resolve_topics(self, names: frozenset[str], regexes: frozenset[str]) -> _Topics:
         """Return the topics with these names or matching these patterns.
 
         Results are cached until a topic changes, or more topics that match a pattern are found.
@@ -172,25 +180,43 @@ class ConsumerGroups:
         if self._resolved_at != (topics.revision, patterns.revision):
             patterns.list_topics([topic.name for topic in topics.all() if not topic.is_internal])
             self._resolved_at = (topics.revision, patterns.revision)
-            self._resolved.clear()
-            self._resolved_count = 0
-        key = names, regexes
-        if key not in self._resolved:
-            all_names = set(names).union(*map(patterns.find, sorted(regexes)))
-            topics_found = [topic for name in sorted(all_names) if (topic := topics.get(name)) is not None]
-            resolved = {
-                topic.name: TopicInfo(topic.topic_id, len(topic.partitions)) for topic in topics_found
-            }
+            self._forget_resolved()
+        by_id = self._resolved_by_id.get((id(names), regexes))
+        if by_id is not None and by_id[0]() is names:
+            return by_id[1]
+        resolved = self._resolved.get((names, regexes))
+        if resolved is None:
+            resolved = self._look_up(names, regexes)
             if self._resolved_at != (topics.revision, patterns.revision):
                 # `find` has raised the revision, because results that are cached for other members may lack
                 # names. The next call therefore clears the cache, so this result is not cached.
                 return resolved
-            self._resolved_count += len(resolved) + 1
-            if self._resolved_count > self._limits.max_catalogued_topics:
-                self._resolved.clear()
-                self._resolved_count = len(resolved) + 1
-            self._resolved[key] = resolved
-        return self._resolved[key]
+            # The key keeps the names in memory, also those without a topic. See
+            # test_the_cached_subscriptions_of_former_members_are_bounded.
+            self._count_resolved(max(len(names), len(resolved)) + 1)
+            self._resolved[names, regexes] = resolved
+        else:
+            self._count_resolved(1)
+        self._resolved_by_id[id(names), regexes] = ref(names), resolved
+        return resolved
+
+    def _look_up(self, names: frozenset[str], regexes: frozenset[str]) -> _Topics:
+        topics = self._topics
+        existing = topics.existing(names)
+        existing += [name for regex in sorted(regexes) for name in self.patterns.find(regex)]
+        found = [topic for name in sorted(set(existing)) if (topic := topics.get(name)) is not None]
+        return {topic.name: TopicInfo(topic.topic_id, len(topic.partitions)) for topic in found}
+
+    def _count_resolved(self, cost: int) -> None:
+        """Count a new result, and forget all others if they are too many together."""
+        if self._resolved_count + cost > self._limits.max_catalogued_topics:
+            self._forget_resolved()
+        self._resolved_count += cost
+
+    def _forget_resolved(self) -> None:
+        self._resolved.clear()
+        self._resolved_by_id.clear()
+        self._resolved_count = 0
 
     def subscribed_topics(self, group_id: str) -> set[str] | None:
         """Return the topics that members subscribe to; None while one of their patterns is not resolved."""

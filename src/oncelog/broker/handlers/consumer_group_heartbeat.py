@@ -13,17 +13,24 @@ Source: KIP-848; Kafka's GroupCoordinatorService and GroupMetadataManager.
 
 from __future__ import annotations
 
-from oncelog.broker.coordinators.consumer_group_log import by_topic_id, topic_id_partitions
+from oncelog.broker.coordinators.consumer_group_log import by_topic_id
 from oncelog.broker.coordinators.internal_topic import respond_when_durable
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
+from oncelog.broker.stepwise import SORTED_PER_ELEMENT, StepBudget, Work, respond_in_steps, sorted_in_steps
 from oncelog.errors import (
     BrokerError,
     InvalidRequest,
     UnsupportedAssignor,
     UnsupportedVersion,
 )
-from oncelog.rules.groups.consumer import STATIC_LEAVE_EPOCH, Heartbeat, HeartbeatResult
+from oncelog.rules.groups.consumer import (
+    STATIC_LEAVE_EPOCH,
+    Heartbeat,
+    HeartbeatResult,
+    OrderedNames,
+    TopicIdPartition,
+)
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 
@@ -35,6 +42,11 @@ _Assignment = ConsumerGroupHeartbeatResponse.Assignment
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    answer: Answer = respond_in_steps(state.slots, _answer(state, request, now_ms))
+    return answer
+
+
+def _answer(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
     message: ConsumerGroupHeartbeatRequest = request.message
 
     def refusal(error: BrokerError) -> ConsumerGroupHeartbeatResponse:
@@ -43,9 +55,8 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     try:
         request.authorize(ResourceType.GROUP, message.group_id)
         _check(state, message, request.header.api_version)
-        for name in message.subscribed_topic_names or ():
-            request.authorize(ResourceType.TOPIC, name)
-        beat = _heartbeat(state, message, request)
+        beat = yield from _heartbeat(state, message, request)
+        # The group is read and changed in this step only, so no other request comes in between.
         answer, written = state.groups.consumer_heartbeat(message.group_id, beat, now_ms)
     except BrokerError as error:
         return refusal(error)
@@ -87,21 +98,58 @@ def _check_first(message: ConsumerGroupHeartbeatRequest) -> None:
         raise InvalidRequest("a joining member must send its subscription")
 
 
-def _heartbeat(state: BrokerState, message: ConsumerGroupHeartbeatRequest, request: Request) -> Heartbeat:
-    owned, names = message.topic_partitions, message.subscribed_topic_names
+def _heartbeat(
+    state: BrokerState, message: ConsumerGroupHeartbeatRequest, request: Request
+) -> Work[Heartbeat]:
+    """Return the heartbeat. Raises TopicAuthorizationFailed if the client may not describe a topic."""
+    budget = state.step_budget()
+    names = None if message.subscribed_topic_names is None else (yield from _names(request, budget))
+    owned = None if message.topic_partitions is None else (yield from _owned(message, budget))
     return Heartbeat(
         message.member_id or state.new_name(),
         message.member_epoch,
         message.instance_id,
         message.rack_id,
         message.rebalance_timeout_ms,
-        None if names is None else frozenset(names),
+        names,
         message.subscribed_topic_regex,
         message.server_assignor,
-        None if owned is None else topic_id_partitions((topic.topic_id, topic.partitions) for topic in owned),
+        owned,
         request.header.client_id or "",
         request.client_host,
     )
+
+
+def _names(request: Request, budget: StepBudget) -> Work[OrderedNames]:
+    """Check the permissions for the topics that the member subscribes to, and sort their names."""
+    names: dict[str, None] = {}
+    for name in request.message.subscribed_topic_names:
+        request.authorize(ResourceType.TOPIC, name)
+        names[name] = None
+        if budget.spend():
+            yield None
+    ordered = []
+    for name in (yield from sorted_in_steps(names, budget)):
+        ordered.append(name)
+        if budget.spend():
+            yield None
+    result = OrderedNames(ordered)
+    if budget.spend(len(ordered) // SORTED_PER_ELEMENT):
+        yield None
+    return result
+
+
+def _owned(message: ConsumerGroupHeartbeatRequest, budget: StepBudget) -> Work[frozenset[TopicIdPartition]]:
+    owned: set[TopicIdPartition] = set()
+    for topic in message.topic_partitions or ():
+        topic_id = bytes(topic.topic_id)
+        for partition in topic.partitions:
+            owned.add((topic_id, partition))
+            if budget.spend():
+                yield None
+        if budget.spend():
+            yield None
+    return frozenset(owned)
 
 
 def _response(state: BrokerState, group_id: str, answer: HeartbeatResult) -> ConsumerGroupHeartbeatResponse:
