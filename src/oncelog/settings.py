@@ -182,6 +182,11 @@ class Settings(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._values)
 
+    @property
+    def values_now(self) -> object:
+        """An object that another one replaces whenever the values change."""
+        return self._values
+
     def is_user_set(self, key: str) -> bool:
         """Return True if the user set this key."""
         return key in self._user

@@ -154,6 +154,7 @@ def _plan(
         result.error_code, result.error_message = error.code, error.message
     else:
         planned.append((topic, result, requested.name is None))
+        state.topics.prepare_deletion(topic)
     return result
 
 

@@ -111,6 +111,8 @@ class Topic:
     """
     encoded_row: tuple[tuple[object, ...], EncodedRow] | None = None
     """The row in oncelog-topics.json, and the values that it was encoded from."""
+    encoded_deletion: tuple[tuple[object, ...], EncodedRow] | None = None
+    """The same for the row of the topic while it is being deleted."""
     is_being_removed: bool = False
     """True while the topic's directories are removed in steps.
 
@@ -322,16 +324,18 @@ class Topics:
         The file names all topics with all partitions before the first partition is created. After a crash,
         the next start creates the missing ones. A topic becomes live when all its partitions exist.
         """
-        new_topics = list(new_topics)
-        yield from self._remove_left([new.name for new in new_topics])
+        prepared = yield from self._prepare(new_topics)
+        yield from self._remove_left([new.name for new, _ in prepared])
         if self._logs.is_closing:
             raise KafkaStorageError("the broker is stopping")
         results: list[Topic | BrokerError | StorageError] = []
         created: list[Topic] = []
         names = TopicNames(self.names())
-        for new in new_topics:
+        for new, topic in prepared:
             try:
-                topic = self._checked(new, names)
+                self._check_new(new.name, names)
+                if isinstance(topic, BrokerError):
+                    raise topic
             except (BrokerError, StorageError) as error:
                 results.append(without_traceback(error))
                 continue
@@ -353,19 +357,35 @@ class Topics:
             failures.get(result.name, result) if isinstance(result, Topic) else result for result in results
         ]
 
-    def _checked(self, new: NewTopic, names: TopicNames) -> Topic:
-        """Return the topic if it can be created. Raises the errors of `create`, except StorageError."""
-        check_topic_name(new.name)
-        if self.is_deletion_incomplete(new.name):
+    def _prepare(self, new_topics: Iterable[NewTopic]) -> Steps[list[tuple[NewTopic, Topic | BrokerError]]]:
+        """Return new topics with their rows of the file, or the errors of their settings, in steps.
+
+        Nothing refers to the topics yet. See test_many_topics_are_prepared_in_steps_before_they_are_created.
+        """
+        prepared: list[tuple[NewTopic, Topic | BrokerError]] = []
+        for new in new_topics:
+            try:
+                topic = self._new_topic(new.name, self._new_uuid(), new.overrides)
+            except BrokerError as error:
+                prepared.append((new, without_traceback(error)))
+                continue
+            topic.partition_count = new.partition_count
+            _encoded_row(topic, TopicState.BEING_MADE)
+            prepared.append((new, topic))
+            if len(prepared) % self._logs.limits.partitions_per_step == 0:
+                yield None
+        return prepared
+
+    def _check_new(self, name: str, names: TopicNames) -> None:
+        """Raise the errors of `create` unless a topic can have the name now."""
+        check_topic_name(name)
+        if self.is_deletion_incomplete(name):
             raise KafkaStorageError(
-                f"files of a deleted topic {new.name!r} remain and could not be removed yet; retry later"
+                f"files of a deleted topic {name!r} remain and could not be removed yet; retry later"
             )
-        if new.name in self._by_name or self.is_changing(new.name):
-            raise TopicAlreadyExists(f"topic {new.name!r} already exists")
-        names.check(new.name)
-        topic = self._new_topic(new.name, self._new_uuid(), new.overrides)
-        topic.partition_count = new.partition_count
-        return topic
+        if name in self._by_name or self.is_changing(name):
+            raise TopicAlreadyExists(f"topic {name!r} already exists")
+        names.check(name)
 
     def _open_new(self, created: list[Topic], now_ms: int) -> Steps[dict[str, BrokerError | StorageError]]:
         """Create the partitions of new topics that the file already names.
@@ -412,6 +432,12 @@ class Topics:
                 self._logs.disk.sync_directory()
         except Exception as error:
             failures = {topic.name: error for topic in topics}
+        configured: dict[Topic, tuple[object, object]] = {}
+        for count, topic in enumerate(topics, 1):
+            if _is_served(topic) and topic.name not in failures:
+                configured[topic] = self._configure_new(topic)
+            if count % self._logs.limits.partitions_per_step == 0:
+                yield None
         if self._logs.is_closing:
             raise KafkaStorageError("the broker is stopping; its next start makes the partitions usable")
         for topic in topics:
@@ -421,21 +447,35 @@ class Topics:
                 )
             if topic.name in failures:
                 continue
-            # Configure the partitions again, because the settings of the topic or the broker may have changed
-            # since the partitions were opened.
-            topic.configure(self._settings, topic.overrides)
-            config = self._log_config(topic)
-            for partition in topic.new_partitions:
-                if partition.config != config:
-                    partition.reconfigure(config)
+            # Configure the few topics again whose settings have changed between the steps.
+            values, overrides = configured.get(topic, (None, None))
+            if values is not self._settings.values_now or overrides is not topic.overrides:
+                self._configure_new(topic)
             topic.partitions += topic.new_partitions
             topic.new_partitions.clear()
         return failures
+
+    def _configure_new(self, topic: Topic) -> tuple[object, object]:
+        """Configure a topic and its new partitions again, because the settings of the topic or the broker may
+        have changed since the partitions were opened. Return the objects from which the settings were made.
+        """
+        topic.configure(self._settings, topic.overrides)
+        config = self._log_config(topic)
+        for partition in topic.new_partitions:
+            if partition.config != config:
+                partition.reconfigure(config)
+        return self._settings.values_now, topic.overrides
 
     def delete(self, topics: Sequence[Topic]) -> None:
         """Delete topics in one step. Raises StorageError."""
         self.begin_deletion(topics)
         run_work(self.remove_in_steps(topics))
+
+    def prepare_deletion(self, topic: Topic) -> None:
+        """Encode the row that `begin_deletion` will write, so that the step of thousands of deletions is
+        short. See test_many_topics_are_prepared_in_steps_before_they_are_created.
+        """
+        _encoded_row(topic, TopicState.DOOMED)
 
     def begin_deletion(self, topics: Sequence[Topic]) -> None:
         """Delete topics durably, with one write of the file. Their directories remain. Raises StorageError.
@@ -810,7 +850,7 @@ class Topics:
     def _content(self, altered: Mapping[Topic, dict[str, str]]) -> dict[str, Any]:
         """Return the content of oncelog-topics.json. `altered` are new settings of topics."""
         topics = [
-            _row(topic, altered[topic]) if topic in altered else _encoded_row(topic)
+            _row(topic, altered[topic], topic.state) if topic in altered else _encoded_row(topic, topic.state)
             for topic in self._entries.values()
         ]
         content: dict[str, Any] = {"topics": topics}
@@ -822,9 +862,9 @@ class Topics:
         return content
 
 
-def _row(topic: Topic, overrides: Mapping[str, str]) -> dict[str, Any]:
-    """Return the row of a topic in oncelog-topics.json, with the settings `overrides`."""
-    is_deleting, count = listed(topic.state, topic.partition_count, topic.directory_count)
+def _row(topic: Topic, overrides: Mapping[str, str], state: TopicState) -> dict[str, Any]:
+    """Return the row in oncelog-topics.json of a topic in `state`, with the settings `overrides`."""
+    is_deleting, count = listed(state, topic.partition_count, topic.directory_count)
     return {
         "name": topic.name,
         "topic_id": topic.topic_id.hex(),
@@ -835,13 +875,18 @@ def _row(topic: Topic, overrides: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _encoded_row(topic: Topic) -> EncodedRow:
-    """Return the encoded row of a topic. It is encoded again only if the topic has changed."""
-    is_deleting, count = listed(topic.state, topic.partition_count, topic.directory_count)
+def _encoded_row(topic: Topic, state: TopicState) -> EncodedRow:
+    """Return the encoded row of a topic in `state`. It is encoded again only if the topic has changed."""
+    is_deleting, count = listed(state, topic.partition_count, topic.directory_count)
     version = topic.topic_id, topic.overrides, is_deleting, count, topic.leader_epoch
-    if topic.encoded_row is None or topic.encoded_row[0] != version:
-        topic.encoded_row = version, encode_row(_row(topic, topic.overrides))
-    return topic.encoded_row[1]
+    encoded = topic.encoded_deletion if is_deleting else topic.encoded_row
+    if encoded is None or encoded[0] != version:
+        encoded = version, encode_row(_row(topic, topic.overrides, state))
+        if is_deleting:
+            topic.encoded_deletion = encoded
+        else:
+            topic.encoded_row = encoded
+    return encoded[1]
 
 
 def _is_served(topic: Topic) -> bool:
