@@ -20,6 +20,7 @@ from oncelog.log.background import BackgroundQueue
 from oncelog.server import request_handler
 from oncelog.server.background import BackgroundRunner
 from oncelog.server.embedded import Broker
+from oncelog.server.request_reader import RequestReader
 from oncelog.wire.batch import build_batch
 from oncelog.wire.frames import encode_request
 from oncelog.wire.message import Api, Message
@@ -152,6 +153,21 @@ def test_a_request_without_a_response_is_decoded_and_stored_after_a_disconnect(
         gate.set()
         wait_until(lambda: node.metrics.records_stored == 2 * MANY)
         wait_until(lambda: node.connection_count == 1 and not node.request_memory.total_bytes)
+
+
+def test_a_frame_that_is_kept_does_not_keep_the_backlog() -> None:
+    """R1657: a request of 6 KB that waited for a slot kept a backlog of 1 MB, and counted as 6 KB."""
+    shared = memoryview(bytearray(1_000))
+    reader = RequestReader(shared, 1_000)
+    shared[996:] = (0).to_bytes(4)
+    shared[:14] = (10).to_bytes(4) + b"0123456789"
+    reader.keep(shared)
+    alone = memoryview(bytearray(shared[:14]))
+    for data, is_copied in ((shared, True), (reader.backlog, True), (alone, False)):
+        frame, _ = reader.frames.first(data)
+        assert frame is not None
+        kept = reader.keep_frame(frame)
+        assert kept == b"0123456789" and (kept.obj is not frame.obj) == is_copied
 
 
 def test_a_continuation_gets_the_slot_of_the_work_before_it() -> None:

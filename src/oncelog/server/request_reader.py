@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import cast
 
-from oncelog.wire.frames import FrameReader
+from oncelog.wire.frames import SIZE_BYTES, FrameReader
 
 LARGE_REST_BYTES = 65_536
 """If a frame lacks at least this number of bytes, they are received directly into the frame's buffer."""
@@ -79,8 +79,13 @@ class RequestReader:
             self.backlog = memoryview(bytes(rest))
 
     def keep_frame(self, frame: memoryview) -> memoryview:
-        """Return a frame that the next read does not overwrite. It is a copy only if that is needed."""
-        return memoryview(bytearray(frame)) if frame.obj is self._shared.obj else frame
+        """Return a frame that the next read does not overwrite, and whose memory is about its size.
+
+        It is a copy only if that is needed. A view of the backlog is copied, because it keeps the whole
+        backlog alive. See test_a_frame_that_is_kept_does_not_keep_the_backlog.
+        """
+        is_view_of_more = len(cast(Sized, frame.obj)) > len(frame) + SIZE_BYTES
+        return memoryview(bytearray(frame)) if is_view_of_more or frame.obj is self._shared.obj else frame
 
     def next_backlog(self) -> bool:
         """If the backlog was processed, move the bytes of `_arrived` into it.
