@@ -42,7 +42,7 @@ from oncelog.errors import (
     UnstableOffsetCommit,
 )
 from oncelog.limits import DEFAULT_LIMITS
-from oncelog.log.background import BackgroundQueue
+from oncelog.log.background import BackgroundQueue, BackgroundTask, Kind
 from oncelog.rules.groups.committed_offsets import CommittedOffset
 from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.rules.limits.quotas import QuotaEntity
@@ -675,6 +675,14 @@ def node_with_acls(*acls: Acl) -> BrokerState:
     return node
 
 
+NEW_ACL = CreateAclsRequest(
+    creations=[
+        CreateAclsRequest.AclCreation(
+            resource_type=2, resource_name="t", resource_pattern_type=3, principal="User:a", host="*",
+            operation=3, permission_type=3,
+        )
+    ]
+)  # fmt: skip
 ACL_FILTER = DeleteAclsRequest.DeleteAclsFilter
 ANY_ACL = ACL_FILTER(
     resource_type_filter=1, resource_name_filter=None, pattern_type_filter=1, operation=1, permission_type=1
@@ -699,6 +707,48 @@ def test_acls_are_looked_for_in_steps_and_deleted_at_once() -> None:
     assert steps >= MANY // STEP_ELEMENTS
     assert len(response.filter_results[0].matching_acls) == MANY
     assert list(node.authorizer.acls) == [added]
+
+
+def test_the_search_of_acls_to_delete_stops_if_its_client_disconnects() -> None:
+    """R1655: eight searches of 1,500 filters in 20,000 ACLs held all slots, although their client had
+    disconnected, and no large request was answered for a minute.
+    """
+    node = node_with_acls(*TOPIC_ACLS)
+    background = node.log_manager.background
+    answer = handle(node, DeleteAclsRequest(filters=[ANY_ACL] * 10))
+    background.step()
+    answer.cancel()
+    assert background.step() is None and not background
+    assert node.authorizer is not None and len(node.authorizer.acls) == MANY
+    answer = handle(node, DeleteAclsRequest(filters=[ANY_ACL]))
+    call = None
+    while call is None:
+        call = background.step()
+    answer.cancel()  # the file may be written already
+    call()
+    background.finish()
+    assert list(node.authorizer.acls) == []
+
+
+def test_a_change_does_not_wait_for_the_blocking_calls_of_look_ups() -> None:
+    """R1656: one ACL took 12 s beside 20 clients that looked up times in large compressed batches."""
+    node = node_with_acls()
+    background = node.log_manager.background
+
+    def look_up() -> BackgroundTask:
+        yield lambda: None
+
+    background.add(look_up(), Kind.REQUEST_WITH_CALLS)
+    assert background.step() is not None  # the call of the look-up is running
+    answer = handle(node, NEW_ACL)
+    assert isinstance(answer, PendingResponse)
+    answers: list[Any] = []
+    answer.add_done_callback(answers.append)
+    while background.is_ready:
+        call = background.step()
+        if call is not None:
+            call()
+    assert [result.error_code for result in answers[0].results] == [0]
 
 
 def test_acls_that_filters_name_are_found_without_a_look_at_all_others() -> None:

@@ -443,7 +443,7 @@ def test_a_blocking_call_that_raises_raises_in_its_task() -> None:
     assert events == ["broken"]
 
 
-KINDS = {"L": Kind.LOG, "R": Kind.REQUEST, "J": Kind.REQUEST_WITH_CALLS}
+KINDS = {"L": Kind.LOG, "R": Kind.REQUEST, "J": Kind.REQUEST_WITH_CALLS, "C": Kind.CHANGE}
 
 
 @pytest.mark.parametrize(
@@ -458,6 +458,7 @@ KINDS = {"L": Kind.LOG, "R": Kind.REQUEST, "J": Kind.REQUEST_WITH_CALLS}
         ("L.*. L.. J..", "0 2 1 2 0*"),
         ("L*. J*. R...", "0* 2 1* 2 2"),
         ("L*. J*. R", "0* 1*"),
+        ("J*. C*. C. R.", "3 0* 1*"),
     ],
 )
 def test_a_blocking_call_delays_only_tasks_of_its_kind(tasks: str, expected: str) -> None:

@@ -125,8 +125,9 @@ def joined_steps(steps: Generator[None, None, _T], count: int) -> Work[_T]:
 
 
 class Continuation(NamedTuple):
-    """A result of work whose response is made by `start`, for example by the handler of a request that the
-    work has decoded. `start` takes over the slot of the work: it may call `respond_in_steps`.
+    """A result of work whose response is made by `start`. This is the handler of a request that the work has
+    decoded, or a change that must run to its end. `start` takes over the slot of the work: it may call
+    `respond_in_steps`.
     """
 
     start: Callable[[], Any]
@@ -250,10 +251,10 @@ def respond_in_steps(
     """Run the first step, and return the response, or a PendingResponse if more steps are needed.
 
     Raises the error of the first step. The work may itself return a PendingResponse, for example if its
-    response waits for a flush. If it takes more than one step, it may also return a Continuation.
+    response waits for a flush, or a Continuation.
 
-    - `is_cancellable`: the work stops if its client disconnects. If false, the work runs to its end, and
-      needs no slot, because other requests may be waiting for its end.
+    - `is_cancellable`: the work stops if its client disconnects. If false, the work is a change. It runs to
+      its end, and needs no slot, because other requests may be waiting for its end.
     - `keep_request`: called before the second step, to copy the parts of the request that the work
       needs, and to set `request_bytes`. Work with this callback needs no slot, because the connection counts
       `request_bytes` against its memory limit.
@@ -262,7 +263,7 @@ def respond_in_steps(
     try:
         call = next(work)
     except StopIteration as done:
-        return done.value
+        return done.value.start() if isinstance(done.value, Continuation) else done.value
     pending = PendingResponse(blocks_pipeline=True)
     if keep_request is not None:
         keep_request(pending)
@@ -318,7 +319,7 @@ class _ResponseSteps:
         """
         self._call = call
         if call is not None:
-            self._kind = Kind.REQUEST_WITH_CALLS
+            self._kind = Kind.REQUEST_WITH_CALLS if self._is_dropped else Kind.CHANGE
         self._background.add(self._steps(), self._kind)
 
     def _steps(self) -> BackgroundTask:

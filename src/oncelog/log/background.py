@@ -34,6 +34,11 @@ class Kind(IntEnum):
     """A client's request, from its first blocking call on. Only one of these calls runs at a time. This
     limits the memory, because a compressed batch of 10 KB may become 256 MB.
     """
+    CHANGE = 3
+    """A client's change of topics, settings, ACLs, quotas or users, from its first blocking call on. Only one
+    of these calls runs at a time. It does not wait for the look-ups of other clients, which the change may be
+    meant to stop. See test_a_change_does_not_wait_for_the_blocking_calls_of_look_ups.
+    """
 
 
 class BackgroundQueue:

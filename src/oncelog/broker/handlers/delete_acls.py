@@ -5,7 +5,8 @@
     POLICY_VIOLATION              too many filters match the same ACLs (MAX_REPEATED)
     SECURITY_DISABLED             there is no authorizer
 
-The search runs in steps, because a filter without a name examines all ACLs.
+The search runs in steps, because a filter without a name examines all ACLs. It stops if the client
+disconnects; the deletion does not. See test_the_search_of_acls_to_delete_stops_if_its_client_disconnects.
 Source: KIP-140; Kafka's AclControlManager.
 """
 
@@ -15,8 +16,9 @@ from itertools import chain
 
 from oncelog.broker.handlers.describe_acls import acl_filter
 from oncelog.broker.request import Answer, Request
+from oncelog.broker.security.authorizer import Authorizer
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Work, respond_in_steps
+from oncelog.broker.stepwise import Continuation, Work, respond_in_steps
 from oncelog.errors import BrokerError, KafkaStorageError, PolicyViolation, SecurityDisabled, StorageError
 from oncelog.rules.security.authorization import Acl, AclFilter, AclTable, ResourceType
 from oncelog.wire.messages import DeleteAclsRequest, DeleteAclsResponse
@@ -33,23 +35,36 @@ _Result = DeleteAclsResponse.DeleteAclsFilterResult
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     state.round_meter.fill_round()
-    answer: Answer = respond_in_steps(state.slots, _answer(state, request), is_cancellable=False)
+    answer: Answer = respond_in_steps(state.slots, _search(state, request))
     return answer
 
 
-def _answer(state: BrokerState, request: Request) -> Work[DeleteAclsResponse]:
+def _search(state: BrokerState, request: Request) -> Work[DeleteAclsResponse | Continuation]:
+    """Find the ACLs, and return the Continuation that deletes them, or the errors."""
     message: DeleteAclsRequest = request.message
+    authorizer = state.authorizer
     try:
-        if state.authorizer is None:
+        if authorizer is None:
             raise SecurityDisabled("no authorizer is configured; set authorizer.class.name")
         request.authorize(ResourceType.CLUSTER)
         filters = [_filter(requested) for requested in message.filters]
-        matches = yield from _find(state, state.authorizer.acls, filters)
-        found = (match for match in matches if isinstance(match, list))
-        yield from state.authorizer.remove_in_steps(chain.from_iterable(found))
-    except (BrokerError, StorageError) as error:
-        refusal = error if isinstance(error, BrokerError) else KafkaStorageError(str(error))
-        return DeleteAclsResponse(filter_results=[_error_result(refusal) for _ in message.filters])
+        matches = yield from _find(state, authorizer.acls, filters)
+    except BrokerError as error:
+        return DeleteAclsResponse(filter_results=[_error_result(error) for _ in message.filters])
+    return Continuation(
+        lambda: respond_in_steps(state.slots, _delete(state, authorizer, matches), is_cancellable=False)
+    )
+
+
+def _delete(
+    state: BrokerState, authorizer: Authorizer, matches: list[list[Acl] | BrokerError]
+) -> Work[DeleteAclsResponse]:
+    found = (match for match in matches if isinstance(match, list))
+    try:
+        yield from authorizer.remove_in_steps(chain.from_iterable(found))
+    except StorageError as error:
+        refusal = KafkaStorageError(str(error))
+        return DeleteAclsResponse(filter_results=[_error_result(refusal) for _ in matches])
     response, budget = DeleteAclsResponse(filter_results=[]), state.step_budget()
     for match in matches:
         result = _error_result(match) if isinstance(match, BrokerError) else _Result()
