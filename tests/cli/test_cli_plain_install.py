@@ -240,3 +240,9 @@ def test_a_story_needs_no_pyarrow(story: str) -> None:
     ended = run("from oncelog.cli.main import main; main()", "explain", story, hidden=ARROW)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.endswith("The story ended as described.\n")
+
+
+def test_an_import_of_the_audit_does_not_import_pandas() -> None:
+    """A module made empty arrays of lists: pyarrow imports pandas for these, which takes half of the time."""
+    code = "import sys, oncelog.local_audit.keys; assert 'pandas' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
