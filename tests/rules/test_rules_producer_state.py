@@ -204,13 +204,16 @@ def _entry(pid: int, batches: int = 5, append_ms: int = 1_700_000_000_000) -> Pr
 
 
 @pytest.mark.behaviour("I19")
-@pytest.mark.parametrize(("batches", "limit_bytes"), [(1, 200), (5, 260)])
+@pytest.mark.parametrize(("batches", "limit_bytes"), [(1, 199), (5, 253)])
 def test_memory_per_idle_producer(batches: int, limit_bytes: int) -> None:
-    """A million producer ids take at most 260 MB with five batches each, and 200 MB with one."""
-    count = 60_000
+    """A million producer ids take at most 253 MB with five batches each, and 199 MB with one.
+
+    The table has an eighth of the default number of active entries, so fewer producer ids show the same.
+    """
+    count, max_active = 15_000, DEFAULT_LIMITS.max_producers_at_work // 8
     gc.collect()
     tracemalloc.start()
-    table = ProducerTable()
+    table = ProducerTable(max_active)
     for pid in range(count):
         table.put(10_000_000 + pid, _entry(pid, batches))
     used = tracemalloc.get_traced_memory()[0]
@@ -220,7 +223,7 @@ def test_memory_per_idle_producer(batches: int, limit_bytes: int) -> None:
     assert table.get(10_000_000) == _entry(0, batches)
     # Only active entries are objects; idle ones are packed into bytes, which the garbage collector does not
     # visit.
-    assert len(table.active) == DEFAULT_LIMITS.max_producers_at_work
+    assert len(table.active) == max_active
 
 
 @pytest.mark.soak
