@@ -12,6 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from _pytest.assertion.rewrite import AssertionRewritingHook
 from support.scheduler import group_of
 from support.tiers_plugin import (
     COLLECTED,
@@ -165,6 +166,13 @@ def test_words_of_parameters_leave_out_the_name() -> None:
         "oncelog",
     }
     assert words_of_parameters("test_apache") == set()
+
+
+def test_pytest_leaves_the_modules_of_oncelog_to_python() -> None:
+    """Their asserts would take time to rewrite in each process, and would run under `python -OO`."""
+    modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "oncelog"}
+    assert "oncelog.errors" in modules
+    assert [name for name in modules if isinstance(modules[name].__loader__, AssertionRewritingHook)] == []
 
 
 def test_an_order_depends_on_its_seed_alone_and_keeps_files_together(request: pytest.FixtureRequest) -> None:

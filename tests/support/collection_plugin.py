@@ -4,6 +4,8 @@ In a fresh clone, pytest rewrites the asserts of every test module, and writes t
 That takes more processor time than the other work of a collection, and each process would do it for all
 modules. With this plugin, each process first rewrites its share of the modules. The collected tests are kept
 until the end, so it would be useless to search them for garbage.
+
+The addopts in pyproject.toml name this plugin, so that it runs before anything imports Oncelog.
 """
 
 from __future__ import annotations
@@ -17,6 +19,20 @@ import pytest
 
 # These names are not public. If a version of pytest renames one, every run fails immediately.
 from _pytest.assertion import rewrite as assertions
+
+
+def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Let Python itself load the modules of Oncelog.
+
+    pytest rewrites the asserts of all modules of a package that has a plugin for pytest. For Oncelog, that
+    takes processor time in each process, and the asserts would run even under `python -OO`.
+    """
+    # test_pytest_leaves_the_modules_of_oncelog_to_python fails without this function.
+    # pytest calls it when it loads this plugin, which is before it loads the plugin of Oncelog.
+    hook = pluginmanager.rewrite_hook
+    if isinstance(hook, assertions.AssertionRewritingHook):
+        hook._must_rewrite.discard("oncelog")
+        hook._marked_for_rewrite_cache.clear()
 
 
 class Collection:
