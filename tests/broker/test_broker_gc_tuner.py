@@ -60,7 +60,7 @@ class Collector:
     """The functions of `gc` that the tuner calls. `young_count` objects survive the next collection."""
 
     def __init__(self) -> None:
-        self.young_count = self.frozen_count = 0
+        self.young_count = self.frozen_count = self.walk_count = 0
 
     def freeze(self) -> None:
         self.frozen_count, self.young_count = self.frozen_count + self.young_count, 0
@@ -69,7 +69,11 @@ class Collector:
         self.frozen_count, self.young_count = 0, self.frozen_count
 
     def get_freeze_count(self) -> int:
+        self.walk_count += 1
         return self.frozen_count
+
+    def get_objects(self, generation: int) -> range:
+        return range(self.young_count)
 
 
 def test_frozen_objects_are_collected_again_once_their_number_has_doubled(
@@ -88,6 +92,25 @@ def test_frozen_objects_are_collected_again_once_their_number_has_doubled(
         frozen.append(collector.frozen_count)
     # At the fourth collection, 201 objects are frozen, more than twice 100. The fifth one frees 150 of them.
     assert frozen == [100, 150, 199, 0, 51, 61]
+
+
+def test_frozen_objects_are_not_counted_at_every_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1677: each full collection walked twice over all frozen objects, which took 0.14 s for 10,000 topics.
+
+    The requests in progress of the last collection are freed before each one, without the collector.
+    """
+    collector = Collector()
+    monkeypatch.setattr(gc_tuner, "gc", collector)
+    times = count()
+    tuner = GcTuner(lambda: float(next(times)))
+    for number in range(41):
+        collector.frozen_count -= 10 if number > 1 else 0
+        collector.young_count += 10 if number else 100
+        tuner("start", {"generation": 2})
+        tuner("stop", {"generation": 2})
+        assert collector.frozen_count == (110 if number else 100)
+    # Once after the complete collection, and then whenever another 100 objects have been frozen.
+    assert collector.walk_count == 4
 
 
 def refused_requests() -> dict[str, tuple[Message, int]]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from support.groups.node import GroupNode, create, heartbeat, join, sync
 
+from oncelog.broker.coordinators.consumer_groups import CHARACTERS_PER_NAME
 from oncelog.broker.dispatch import handle
 from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Request
@@ -120,6 +122,23 @@ def test_the_cached_subscriptions_of_former_members_are_bounded() -> None:
         epoch = answer.member_epoch
         kept.append(sum(len(names) for names, _ in groups._resolved))
     assert 20 <= max(kept) <= 100
+
+
+@pytest.mark.parametrize("is_pattern", [False, True])
+def test_long_names_of_former_subscriptions_are_bounded(is_pattern: bool) -> None:
+    """R1675: a name of 30,000 characters counted as one of a topic, and a pattern not at all."""
+    group_node = many_steps(max_catalogued_topics=100)
+    groups, epoch = group_node.node.groups.consumers, 0
+    kept = []
+    for number in range(30):
+        text = str(number % 10) * 4_000
+        names, regex = ([], text) if is_pattern else ([text], "")
+        request = heartbeat("g", "m", epoch, subscribed_topic_names=names, subscribed_topic_regex=regex)
+        (answer,) = group_node.ask(request, 1)
+        assert answer.error_code == 0
+        epoch = answer.member_epoch
+        kept.append(sum(len("".join([*names, *regexes])) for names, regexes in groups._resolved))
+    assert 4_000 <= max(kept) <= 100 * CHARACTERS_PER_NAME
 
 
 def test_equal_names_of_another_group_are_compared_once() -> None:

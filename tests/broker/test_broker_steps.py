@@ -26,6 +26,7 @@ from oncelog.broker.request import Request
 from oncelog.broker.security.authorizer import MAX_CHANGED_IN_PLACE, Authorizer, encode_acl
 from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import FREE_STEPS, MAX_LARGE, ResponseSlots, run_work
+from oncelog.broker.topics import topics
 from oncelog.broker.topics.topics import NewTopic, Topic
 from oncelog.broker.topics.topics_file import FILE_NAME
 from oncelog.errors import (
@@ -289,6 +290,26 @@ def test_a_cached_response_has_the_throttle_time_of_its_own_client() -> None:
     assert times == [7, 0]
     old = handle(node, MetadataRequest(topics=None), 2)  # has no throttle time
     assert len(MetadataResponse.decode(2, old.encode(2)).topics) == 1
+
+
+def test_responses_with_long_names_are_not_cached_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1676: 16 responses were cached, of any size, and with all names of their requests."""
+    monkeypatch.setattr(topics, "MAX_CACHED_BYTES", 100_000)
+    node = open_node(MemoryDisk())
+    node.topics.create("t", DEFAULT_LIMITS.large_answer_partitions, {}, NOW_MS)
+
+    def ask(*names: str) -> int:
+        requested = [MetadataRequest.MetadataRequestTopic(name=name) for name in ("t", *names)]
+        handle(node, MetadataRequest(topics=requested, allow_auto_topic_creation=False))
+        return len(node.topics.large_responses)
+
+    # A name of 20,000 characters is both in the request and in the response.
+    assert [ask(str(number) * 20_000) for number in range(5)] == [1, 2, 1, 2, 1]
+    # A repeated name is only once in the response.
+    assert ask(*("repeated" * 1_000 for _ in range(20))) == 1
+    assert ask() == 2
+    node.topics.create("u", 1, {}, NOW_MS)
+    assert [ask(str(number) * 20_000) for number in range(2)] == [1, 2]
 
 
 def test_users_are_listed_in_steps() -> None:

@@ -194,6 +194,10 @@ class EncodedResponse(Message):
     def __init__(self, parts: Sequence[Buffer]) -> None:
         self._parts = parts
 
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(len, self._parts))
+
     def encode_into(self, version: int, append: Callable[[Any], None]) -> None:
         for part in self._parts:
             append(part)

@@ -31,6 +31,7 @@ from oncelog.rules.groups.consumer import (
     HeartbeatResult,
     TopicIdPartition,
     TopicInfo,
+    character_count,
 )
 from oncelog.rules.groups.deadlines import MAX_GROUPS_AT_ONCE, Deadlines
 from oncelog.settings import Settings
@@ -48,6 +49,8 @@ MEMBERS_PER_RECORD = 4
 
 A change copies the group, and looks for partitions that other members hold: 2 ms for 5,000 members.
 """
+CHARACTERS_PER_NAME = 249
+"""Characters of cached subscriptions that count as one more name: as many as the name of a topic may have."""
 
 _Topics = Mapping[str, TopicInfo]
 
@@ -193,10 +196,10 @@ class ConsumerGroups:
                 return resolved
             # The key keeps the names in memory, also those without a topic. See
             # test_the_cached_subscriptions_of_former_members_are_bounded.
-            self._count_resolved(max(len(names), len(resolved)) + 1)
+            self._count_resolved(max(len(names), len(resolved)), character_count(names), regexes)
             self._resolved[names, regexes] = resolved
         else:
-            self._count_resolved(1)
+            self._count_resolved(0, 0, regexes)
         self._resolved_by_id[id(names), regexes] = ref(names), resolved
         return resolved
 
@@ -207,8 +210,13 @@ class ConsumerGroups:
         found = [topic for name in sorted(set(existing)) if (topic := topics.get(name)) is not None]
         return {topic.name: TopicInfo(topic.topic_id, len(topic.partitions)) for topic in found}
 
-    def _count_resolved(self, cost: int) -> None:
-        """Count a new result, and forget all others if they are too many together."""
+    def _count_resolved(self, count: int, name_characters: int, regexes: frozenset[str]) -> None:
+        """Count a new result, and forget all others if they are too many together.
+
+        A client may send names of 30,000 characters, so their length counts, too. See
+        test_long_names_of_former_subscriptions_are_bounded.
+        """
+        cost = 1 + count + (name_characters + sum(map(len, regexes))) // CHARACTERS_PER_NAME
         if self._resolved_count + cost > self._limits.max_catalogued_topics:
             self._forget_resolved()
         self._resolved_count += cost

@@ -14,7 +14,7 @@ encode. Source: Kafka's KafkaApis.handleTopicMetadataRequest and AutoTopicCreati
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from oncelog.broker.encoded_response import EncodedInSteps, encode_in_steps
 from oncelog.broker.handlers.create_topics import MAX_PARTITIONS_PER_REQUEST
@@ -40,6 +40,8 @@ from oncelog.rules.security.authorization import CLUSTER_NAME, Operation, Resour
 from oncelog.wire.messages import NO_ID, Message, MetadataRequest, MetadataResponse
 
 KEY = 3
+NAMED_TOPIC_BYTES = 160
+"""The memory in bytes of a requested topic in the key of a cached response, without its name's characters."""
 
 _Topic = MetadataResponse.MetadataResponseTopic
 
@@ -82,8 +84,13 @@ def _handle(state: BrokerState, request: Request, now_ms: int) -> Work[Message]:
         return answer
     encoded = yield from encode_in_steps(answer, version)
     if revision == state.topics.revision:
-        state.topics.keep_response(key, encoded)
+        state.topics.keep_response(key, encoded, encoded.size_bytes + _size_bytes(requested or ()))
     return encoded.copy()
+
+
+def _size_bytes(requested: Collection[tuple[str | None, bytes]]) -> int:
+    """Return the approximate memory in bytes of the requested names and ids."""
+    return NAMED_TOPIC_BYTES * len(requested) + sum(len(name or "") for name, _ in requested)
 
 
 def _response(

@@ -64,6 +64,11 @@ if another request has written the file meanwhile. After the last one, the file 
 thread.
 """
 
+MAX_CACHED_BYTES = 64 << 20
+"""Maximum size of all cached encoded responses with their keys. The response to a request for 100,000 topics
+by name needs 25 MB.
+"""
+
 _T = TypeVar("_T")
 Steps = Work[_T]
 """A generator that does work in bounded steps and returns its result.
@@ -184,6 +189,7 @@ class Topics:
         self._opened_count = 0
         self.large_responses: dict[object, Any] = {}
         """Cached encoded responses that describe topics. Any change of a topic clears the cache."""
+        self._cached_bytes = 0
         self.offsets_to_delete: dict[str, OffsetsToDelete] = {}
         """Name of a deleted topic -> its committed offsets that may still be in `__consumer_offsets`."""
         self._held_names: set[str] = set()
@@ -240,15 +246,23 @@ class Topics:
             raise UnknownTopicOrPartition(f"topic {tp.topic!r} does not exist")
         return topic, topic.partition(tp.partition)
 
-    def keep_response(self, key: object, response: object) -> None:
-        """Cache an encoded response.
+    def keep_response(self, key: object, response: object, size_bytes: int) -> None:
+        """Cache an encoded response, which needs `size_bytes` of memory together with its key.
 
         If the cache is full, all its entries are removed first. This suffices, because clients repeat the
-        same few large requests.
+        same few large requests. See test_responses_with_long_names_are_not_cached_without_bound.
         """
-        if len(self.large_responses) >= self._logs.limits.max_answers_kept:
-            self.large_responses.clear()
+        if size_bytes > MAX_CACHED_BYTES:
+            return
+        is_full = len(self.large_responses) >= self._logs.limits.max_answers_kept
+        if is_full or self._cached_bytes + size_bytes > MAX_CACHED_BYTES:
+            self._clear_responses()
+        self._cached_bytes += size_bytes
         self.large_responses[key] = response
+
+    def _clear_responses(self) -> None:
+        self.large_responses.clear()
+        self._cached_bytes = 0
 
     def settings_of(self, name: str) -> Mapping[str, SettingValue]:
         """Return the effective settings of a live topic; an empty mapping if it does not exist."""
@@ -835,7 +849,7 @@ class Topics:
             raise StorageError(f"{self._logs.directory} cannot be read: {explain(error)}") from error
 
     def _changed(self) -> None:
-        self.large_responses.clear()
+        self._clear_responses()
         self.revision += 1
 
     def _save(self) -> None:

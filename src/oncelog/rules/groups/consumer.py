@@ -211,6 +211,11 @@ def in_order(names: frozenset[str]) -> Sequence[str]:
     return names.in_order if isinstance(names, OrderedNames) else sorted(names)
 
 
+def character_count(names: frozenset[str]) -> int:
+    """Return the sum of the lengths of the names."""
+    return names.character_count if isinstance(names, OrderedNames) else sum(map(len, names))
+
+
 class Subscription(NamedTuple):
     """A member's subscription: topic names, and at most one regular expression."""
 
@@ -220,9 +225,7 @@ class Subscription(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """Approximate size of the subscription in memory."""
-        topics = self.topics
-        characters = topics.character_count if isinstance(topics, OrderedNames) else sum(map(len, topics))
-        return characters + NAME_BYTES * (len(topics) + 1) + len(self.regex or "")
+        return character_count(self.topics) + NAME_BYTES * (len(self.topics) + 1) + len(self.regex or "")
 
 
 class Subscriptions:
