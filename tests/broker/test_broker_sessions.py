@@ -12,6 +12,7 @@ from support.broker import fetch_request
 
 from oncelog.broker.fetch_sessions import FetchSessions
 from oncelog.broker.purgatory import DelayedFetch, FetchPurgatory, PendingResponse
+from oncelog.broker.topics.topic_names import MAX_LENGTH
 from oncelog.errors import FetchSessionIdNotFound
 from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.types import TopicPartition
@@ -63,6 +64,24 @@ def test_fetch_sessions_remember_a_bounded_number_of_partitions() -> None:
     assert (sessions.partition_count, len(sessions)) == (6, 1)
     assert sessions.open(_request(0, 0, 5), 12, EVICTION_MS, "").session_id
     assert (sessions.partition_count, len(sessions)) == (5, 1)
+
+
+def test_a_fetch_session_does_not_contain_names_that_are_too_long_for_topics() -> None:
+    """R1678: the names of unknown topics had no limit of memory, and may have 30,000 characters."""
+    sessions = _sessions()
+    long, longest = "n" * (MAX_LENGTH + 1), "n" * MAX_LENGTH
+
+    def request(session_id: int, epoch: int, name: str) -> FetchRequest:
+        return fetch_request([(name, 0, 0)], session_id=session_id, session_epoch=epoch)
+
+    context = sessions.open(request(0, 0, long), 12, 0, "")
+    assert (context.session_id, len(context.targets), len(sessions)) == (0, 1, 0)
+    session_id = sessions.open(request(0, 0, longest), 12, 0, "").session_id
+    assert session_id
+    assert len(sessions.open(request(session_id, 1, "t"), 12, 0, "").targets) == 2
+    with pytest.raises(FetchSessionIdNotFound):
+        sessions.open(request(session_id, 2, long), 12, 0, "")
+    assert (len(sessions), sessions.partition_count) == (0, 0)
 
 
 def test_an_idle_fetch_session_is_forgotten() -> None:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from oncelog.broker.topics.topic_names import MAX_LENGTH
 from oncelog.errors import (
     BrokerError,
     FetchSessionIdNotFound,
@@ -109,6 +110,9 @@ class FetchSessions:
     first. If that is not enough, the client gets session id 0 and continues with full fetches. Only the
     principal that opened a session can use it. Other principals get FETCH_SESSION_ID_NOT_FOUND. `new_id` must
     return random ids that cannot be guessed.
+
+    A session contains no name that is too long for a topic: it may have 30,000 characters, but the limit
+    counts only partitions. The client continues with full fetches, too.
     """
 
     def __init__(self, slots: int, *, new_id: Callable[[], int], limits: Limits = DEFAULT_LIMITS) -> None:
@@ -138,12 +142,15 @@ class FetchSessions:
             self._close(self._find(message.session_id, owner))
             targets = {key: SessionPartition(key, requested) for key, requested in _partitions(message)}
             session = None
-            if message.session_epoch == FULL_AND_CREATE:
+            if message.session_epoch == FULL_AND_CREATE and not _has_long_name(message):
                 session = self._create(targets, uses_topic_ids, now_ms, owner)
             return FetchContext(tuple(targets.values()), session, is_incremental=False)
         session = self._resume(message, uses_topic_ids, owner)
         session.used_ms = now_ms
         self._sessions.move_to_end(session.session_id)
+        if _has_long_name(message):
+            self._close(session)
+            raise FetchSessionIdNotFound(f"fetch session {session.session_id} has too long a topic name")
         old_count = len(session.targets)
         session.update(message)
         self._partition_count += len(session.targets) - old_count
@@ -216,6 +223,10 @@ class FetchSessions:
 def error_response(error: BrokerError) -> FetchResponse:
     """Return the response to a session error. It contains no partitions."""
     return FetchResponse(error_code=error.code, session_id=0, responses=[])
+
+
+def _has_long_name(message: FetchRequest) -> bool:
+    return any(len(topic.topic) > MAX_LENGTH for topic in message.topics)
 
 
 def _partitions(message: FetchRequest) -> Iterable[tuple[PartitionKey, FetchRequest.FetchPartition]]:
