@@ -30,7 +30,7 @@ each_claim = pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
 
 def test_guides_with_figures_are_fresh() -> None:
     guides = literature.render_guides()
-    assert {path.stem for path in guides} == {"choosing", "sizing", "comparison"}
+    assert {path.stem for path in guides} == {"choosing", "sizing", "scale", "comparison"}
     assert [path.name for path, text in guides.items() if path.read_text() != text] == [], (
         "run: make reference"
     )

@@ -24,13 +24,13 @@ from oncelog.rules.transactions.entry import TransactionState
 from oncelog.spark.session import local_session
 from oncelog.types import TopicPartition
 from oncelog_bench.brokers import KAFKA_HEAP_MB
-from oncelog_bench.cluster_model import Shape, fit
+from oncelog_bench.cluster_model import Costs, Shape, fit
 from oncelog_bench.curves import Chart, draw_curves
 from oncelog_bench.framework import Metric, OnSample, Result, compare, result_of
 from oncelog_bench.page import number
 from oncelog_bench.process import cpu_seconds, tree_cpu_seconds
-from oncelog_bench.spark_lanes import start_query, wait_for_batches
-from oncelog_bench.spark_sink import ATOMIC, LANE
+from oncelog_bench.spark_lanes import start_query, stop_query, wait_for_batches
+from oncelog_bench.spark_sink import LANE
 
 NAME = "cluster"
 SUMMARY = "Costs of the exactly-once sink for a cluster, by tasks and partitions of each task."
@@ -45,8 +45,14 @@ METRICS = (
     Metric("open_p50_ms", "open p50 ms"),
     Metric("open_max_ms", "open max ms"),
 )
-MODELLED = ("transactions", "markers", "state_records", "state_kb", "kafka_cpu_ms", "spark_cpu_ms")
+FITTED = ("state_records", "state_kb", "kafka_cpu_ms", "spark_cpu_ms")
 """The figures of a micro-batch for which the model is fitted."""
+KNOWN = {"transactions": Costs(1, 1, 0), "markers": Costs(1, 1, 1)}
+"""The figures that follow from the protocol: each transaction writes a marker to each of its partitions.
+
+A task's transaction has one more partition, that of its group in `__consumer_offsets`. The driver's
+transaction has only that one.
+"""
 MEASURED, MODEL, EXTRAPOLATED = "measured", "model", "extrapolated"
 _DRAWN = {
     "kafka_cpu_ms": "Kafka's CPU ms",
@@ -57,20 +63,18 @@ _TRANSACTION_LOG = "__transaction_state"
 
 
 class Case(NamedTuple):
-    """`tasks` of a micro-batch, each of which has rows for `partitions_each` partitions."""
+    """`tasks` of a micro-batch, each of which writes to `partitions_each` partitions."""
 
     tasks: int
     partitions_each: int
-    sink: str = LANE
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The measurement's size.
 
-    Every combination of `tasks` and `partitions_each` is a case of the sink, and those with the most tasks
-    are cases of `write_atomic`. The model is fitted to the sink's cases with fewer tasks. It is then used for
-    `larger_tasks` and `larger_partitions_each`.
+    Every combination of `tasks` and `partitions_each` is a case. The model is fitted to all cases but those
+    with the most tasks. It is then used for `larger_tasks` and `larger_partitions_each`.
     """
 
     tasks: tuple[int, ...] = (2, 8, 32)
@@ -89,8 +93,6 @@ class Plan:
         for tasks in self.tasks:
             for partitions_each in self.partitions_each:
                 yield Case(tasks, partitions_each)
-        for partitions_each in self.partitions_each:
-            yield Case(max(self.tasks), partitions_each, ATOMIC)
 
     def larger_cases(self) -> Iterator[Case]:
         for tasks in self.larger_tasks:
@@ -210,14 +212,14 @@ def _take(plan: Plan, cluster: Cluster, case: Case) -> dict[str, float]:
     cluster.admin.create_topics([NewTopic(topic, plan.topic_partitions, min(plan.nodes, 3), {})])
     options = {"kafka.bootstrap.servers": cluster.kafka.bootstrap_servers, "topic": topic}
     with tempfile.TemporaryDirectory(prefix="oncelog-bench-") as checkpoint_dir:
-        query = start_query(_rows(plan, cluster, case), case.sink, options, checkpoint_dir)
+        query = start_query(_rows(plan, cluster, case), LANE, options, checkpoint_dir)
         try:
             warm = wait_for_batches(query, plan.warm_triggers)
             before = cluster.read()
             done = wait_for_batches(query, len(warm) + plan.triggers)
             after = cluster.read()
         finally:
-            query.stop()
+            stop_query(cluster.spark, query)
     cluster.admin.delete_topics([topic])
     trigger_ms = statistics.median(durations["triggerExecution"] for durations in done[len(warm) :])
     return {**_figures(cluster.entries(before, after), before, after, case), "trigger_ms": trigger_ms}
@@ -244,10 +246,9 @@ def _rows(plan: Plan, cluster: Cluster, case: Case) -> Any:
 def _figures(entries: Sequence[Entry], before: Reading, after: Reading, case: Case) -> dict[str, float]:
     ended = [entry for entry in entries if entry.state is TransactionState.COMPLETE_COMMIT]
     prepared = [entry for entry in entries if entry.state is TransactionState.PREPARE_COMMIT]
-    # A micro-batch of `write_atomic` has one transaction. The sink has one for each task, and the driver's.
-    writing = ended if case.sink == ATOMIC else [entry for entry in ended if entry.is_of_task]
-    batches = len(writing) / (1 if case.sink == ATOMIC else case.tasks)
-    open_ms = [float(entry.last_update_ms - entry.start_ms) for entry in writing]
+    of_tasks = [entry for entry in ended if entry.is_of_task]
+    batches = len(of_tasks) / case.tasks
+    open_ms = [float(entry.last_update_ms - entry.start_ms) for entry in of_tasks]
     return {
         "batches": batches,
         "transactions": len(ended) / batches,
@@ -270,22 +271,26 @@ def _medians(plan: Plan, samples: Sequence[dict[str, Any]]) -> list[dict[str, An
         [{**sample, "figures": MEASURED} for sample in samples],
         by=Case._fields, side="figures", base="", metrics=METRICS,
     )  # fmt: skip
-    costs = {}
-    for name in MODELLED:
+    costs = dict(KNOWN)
+    for name in FITTED:
         known = [
             (Shape(row["tasks"], row["partitions_each"]), row[name])
             for row in measured
-            if row["tasks"] < max(plan.tasks) and row["sink"] == LANE
+            if row["tasks"] < max(plan.tasks)
         ]
         costs[name] = fit(known)
 
     def modelled(case: Case, figures: str) -> dict[str, Any]:
         shape = Shape(case.tasks, case.partitions_each)
-        return {**case._asdict(), "figures": figures, **{name: costs[name].of(shape) for name in MODELLED}}
+        return {
+            **case._asdict(),
+            "figures": figures,
+            **{name: cost.of(shape) for name, cost in costs.items()},
+        }
 
     return [
         *measured,
-        *(modelled(case, MODEL) for case in plan.cases() if case.sink == LANE),
+        *(modelled(case, MODEL) for case in plan.cases()),
         *(modelled(case, EXTRAPOLATED) for case in plan.larger_cases()),
     ]
 
@@ -295,26 +300,26 @@ def section(result: Result) -> str:
     plan = result["plan"]
     if not result["medians"]:
         return "## A micro-batch on clusters\n\n**What this shows.** Nothing: Apache Kafka was not measured."
-    headings = ["tasks", "partitions of each", "sink", "figures", *(metric.heading for metric in METRICS)]
-    lines = ["| " + " | ".join(headings) + " |", "| ---: | ---: | --- | --- |" + " ---: |" * len(METRICS)]
+    headings = ["tasks", "partitions of each", "figures", *(metric.heading for metric in METRICS)]
+    lines = ["| " + " | ".join(headings) + " |", "| ---: | ---: | --- |" + " ---: |" * len(METRICS)]
     for row in result["medians"]:
         if row["figures"] != EXTRAPOLATED and (row["figures"] == MEASURED or _is_held_out(result, row)):
-            cells = [f"{row['tasks']:,}", f"{row['partitions_each']:,}", row["sink"], row["figures"]]
+            cells = [f"{row['tasks']:,}", f"{row['partitions_each']:,}", row["figures"]]
             lines.append("| " + " | ".join([*cells, *(number(row.get(m.name)) for m in METRICS)]) + " |")
     table = "\n".join(lines)
     return f"""\
 ## A micro-batch on clusters
 
 The sink writes micro-batches from a standalone cluster of Spark ({plan["workers"]} workers of one core) to
-{plan["nodes"]} nodes of Apache Kafka with {min(plan["nodes"], 3)} replicas. Each task has
-{plan["rows_per_partition"]} small rows for each of its partitions. `{ATOMIC}` shuffles them, so that one task
-writes each of the {plan["topic_partitions"]} partitions of the topic. Figures are those of one micro-batch,
-sums over all nodes. "Open" is the time from a transaction's start to its complete commit, in the transaction
-log. All processes share the cores. Medians of {plan["repeats"]} queries of {plan["triggers"]} micro-batches
-after {plan["warm_triggers"]} unmeasured.
+{plan["nodes"]} nodes of Apache Kafka with {min(plan["nodes"], 3)} replicas. Each task writes
+{plan["rows_per_partition"]} small rows to each of its partitions. Figures are those of one micro-batch, sums
+over all nodes. "Open" is the time from a transaction's start to its complete commit, in the transaction log.
+All processes share the cores. Medians of {plan["repeats"]} queries of {plan["triggers"]} micro-batches after
+{plan["warm_triggers"]} unmeasured.
 
-A model has a cost for each micro-batch, for each task, and for each partition of each task. It is fitted to
-the cases with fewer than {max(plan["tasks"])} tasks. The rows named `model` compare it with the others.
+A model has a cost for each micro-batch, for each task, and for each partition of each task. Its transactions
+and markers follow from the protocol. The other costs are fitted to the cases with fewer than
+{max(plan["tasks"])} tasks. The rows named `model` compare it with the others.
 
 {table}
 
@@ -323,7 +328,7 @@ the cases with fewer than {max(plan["tasks"])} tasks. The rows named `model` com
 
 
 def _is_held_out(result: Result, row: Mapping[str, Any]) -> bool:
-    return bool(row["tasks"] == max(result["plan"]["tasks"]) and row["sink"] == LANE)
+    return bool(row["tasks"] == max(result["plan"]["tasks"]))
 
 
 def _sentences(result: Result) -> str:
@@ -336,7 +341,7 @@ def _sentences(result: Result) -> str:
             if row["figures"] == MODEL
         ]
         for metric in METRICS
-        if metric.name in MODELLED
+        if metric.name in (*KNOWN, *FITTED)
     }
     texts = [f"{heading} {min(r):.2f} to {max(r):.2f}" for heading, r in ratios.items()]
     tasks = max(result["plan"]["tasks"])
@@ -355,7 +360,7 @@ def picture(result: Result) -> str:
             f"{each} partitions per task": [
                 (row["tasks"], row[name])
                 for row in result["medians"]
-                if row["figures"] == MEASURED and row["partitions_each"] == each and row["sink"] == LANE
+                if row["figures"] == MEASURED and row["partitions_each"] == each
             ]
             for each in result["plan"]["partitions_each"]
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 
 import psutil
 
@@ -26,7 +27,10 @@ def tree_cpu_seconds(pid: int) -> float:
     A descendant that has ended counts too, unless its parent ended before it.
     """
     root = psutil.Process(pid)
-    times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
+    times = [root.cpu_times()]
+    for process in root.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended since the list was made
+            times.append(process.cpu_times())
     return float(sum(t.user + t.system + t.children_user + t.children_system for t in times))
 
 

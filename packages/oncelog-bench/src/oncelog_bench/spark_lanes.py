@@ -32,7 +32,7 @@ from oncelog_bench.spark_engine import CONNECTOR, DISCARDING, FORMATS, MASTER, E
 from oncelog_bench.spark_sink import ATOMIC, LANE
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 NAME = "spark_lanes"
 SUMMARY = "Seconds of a micro-batch with a few rows, by its number of tasks: Oncelog's sinks and Spark's own."
@@ -142,7 +142,7 @@ def _take(plan: Plan, engine: Engine, side: Side, case: Case, sink: str) -> dict
         try:
             done = wait_for_batches(query, batches_count)
         finally:
-            _stop(engine, query)
+            stop_query(engine.spark, query)
     counted = done[plan.warm_triggers : batches_count]
     return {
         "trigger_s": statistics.median(durations["triggerExecution"] for durations in counted) / 1000,
@@ -163,9 +163,9 @@ def start_query(rows: DataFrame, sink: str, options: dict[str, str], checkpoint_
     return writer.format(FORMATS.get(sink, OURS)).options(**options).start()
 
 
-def _stop(engine: Engine, query: Any) -> None:
+def stop_query(spark: SparkSession, query: Any) -> None:
     """Stop the query, perhaps during a micro-batch. Suppress the errors that Spark logs about that."""
-    context = engine.spark.sparkContext
+    context = spark.sparkContext
     context.setLogLevel("OFF")
     query.stop()
     context.setLogLevel("ERROR")
