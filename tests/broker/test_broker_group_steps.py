@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from support.groups.node import GroupNode, create, heartbeat, join, sync
 
-from oncelog.broker.coordinators.consumer_groups import CHARACTERS_PER_NAME
 from oncelog.broker.dispatch import handle
 from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Request
+from oncelog.broker.topics.topic_names import MAX_LENGTH
 from oncelog.limits import DEFAULT_LIMITS
 from oncelog.rules.groups.consumer import in_order
 from oncelog.wire.frames import RequestHeader
@@ -138,7 +138,7 @@ def test_long_names_of_former_subscriptions_are_bounded(is_pattern: bool) -> Non
         assert answer.error_code == 0
         epoch = answer.member_epoch
         kept.append(sum(len("".join([*names, *regexes])) for names, regexes in groups._resolved))
-    assert 4_000 <= max(kept) <= 100 * CHARACTERS_PER_NAME
+    assert 4_000 <= max(kept) <= 100 * MAX_LENGTH
 
 
 def test_equal_names_of_another_group_are_compared_once() -> None:

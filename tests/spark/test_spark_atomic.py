@@ -88,18 +88,23 @@ def test_a_stream_in_transactions(
     assert [each.commit_seconds > 0 for each in told] == [True, False, True, False]
 
 
+def stream_of_six_rows(spark: Any, bootstrap: str, topic: str) -> Any:
+    """Create the topic and a source topic with six rows, and return a stream of the source."""
+    create_topic(bootstrap, f"{topic}.in")
+    create_topic(bootstrap, topic)
+    fill(bootstrap, f"{topic}.in", 0, 6)
+    return read_stream(spark, bootstrap, subscribe=f"{topic}.in", startingOffsets="earliest")
+
+
 @pytest.mark.behaviour("P6")
 def test_a_job_group_neither_hides_a_second_write_of_a_micro_batch_nor_a_new_run(
     spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
 ) -> None:
     """R1627: a job group was taken for the run of the query."""
-    bootstrap = shared_broker.bootstrap_servers
-    create_topic(bootstrap, f"{topic}.in")
-    create_topic(bootstrap, topic)
-    fill(bootstrap, f"{topic}.in", 0, 6)
     from pyspark.errors import StreamingQueryException
 
-    stream = read_stream(spark, bootstrap, subscribe=f"{topic}.in", startingOffsets="earliest")
+    bootstrap = shared_broker.bootstrap_servers
+    stream = stream_of_six_rows(spark, bootstrap, topic)
     options, written = options_of(bootstrap, topic), []
 
     def take(frame: Any, batch_id: int) -> None:
@@ -147,10 +152,7 @@ def test_two_writes_of_one_micro_batch_need_two_names(
 ) -> None:
     """C5: two calls with one name dropped the rows of the second call without an error."""
     bootstrap = shared_broker.bootstrap_servers
-    create_topic(bootstrap, f"{topic}.in")
-    create_topic(bootstrap, topic)
-    fill(bootstrap, f"{topic}.in", 0, 6)
-    stream = read_stream(spark, bootstrap, subscribe=f"{topic}.in", startingOffsets="earliest")
+    stream = stream_of_six_rows(spark, bootstrap, topic)
     options, names = options_of(bootstrap, topic), [None]
 
     def take(frame: Any, batch_id: int) -> None:
@@ -220,10 +222,7 @@ def test_a_call_that_failed_may_be_repeated_in_the_same_run(
     spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
 ) -> None:
     bootstrap = shared_broker.bootstrap_servers
-    create_topic(bootstrap, f"{topic}.in")
-    create_topic(bootstrap, topic)
-    fill(bootstrap, f"{topic}.in", 0, 6)
-    stream = read_stream(spark, bootstrap, subscribe=f"{topic}.in", startingOffsets="earliest")
+    stream = stream_of_six_rows(spark, bootstrap, topic)
 
     def take(frame: Any, batch_id: int) -> None:
         bad = frame.selectExpr("key", "value", "7 AS partition")

@@ -20,6 +20,7 @@ from oncelog.broker.coordinators.internal_topic import AppendHandle, InternalTop
 from oncelog.broker.coordinators.patterns import Pattern, TopicPatterns
 from oncelog.broker.settings.dynamic_config import DynamicConfig
 from oncelog.broker.stepwise import RoundMeter
+from oncelog.broker.topics.topic_names import MAX_LENGTH
 from oncelog.broker.topics.topics import Topics
 from oncelog.config import ASSIGNOR_NAMES
 from oncelog.errors import BrokerError, GroupIdNotFound, UnknownMemberId
@@ -49,9 +50,6 @@ MEMBERS_PER_RECORD = 4
 
 A change copies the group, and looks for partitions that other members hold: 2 ms for 5,000 members.
 """
-CHARACTERS_PER_NAME = 249
-"""Characters of cached subscriptions that count as one more name: as many as the name of a topic may have."""
-
 _Topics = Mapping[str, TopicInfo]
 
 
@@ -213,10 +211,10 @@ class ConsumerGroups:
     def _count_resolved(self, count: int, name_characters: int, regexes: frozenset[str]) -> None:
         """Count a new result, and forget all others if they are too many together.
 
-        A client may send names of 30,000 characters, so their length counts, too. See
-        test_long_names_of_former_subscriptions_are_bounded.
+        A client may send names of 30,000 characters, so as many characters as the name of a topic may have
+        count as one more name. See test_long_names_of_former_subscriptions_are_bounded.
         """
-        cost = 1 + count + (name_characters + sum(map(len, regexes))) // CHARACTERS_PER_NAME
+        cost = 1 + count + (name_characters + sum(map(len, regexes))) // MAX_LENGTH
         if self._resolved_count + cost > self._limits.max_catalogued_topics:
             self._forget_resolved()
         self._resolved_count += cost
