@@ -88,6 +88,15 @@ def select() -> None:
     form = describe(running, reasons)
 
 
+def reason_not_to_use(part: str) -> str | None:
+    """Return why the extension modules of a part must not run. Return None if they may run."""
+    manifest = read_manifest(directory_of(PACKAGE, part))
+    if manifest is None:
+        return f"the modules of {part} are not compiled"
+    suffix, sources, _ = manifest
+    return difference(PACKAGE, suffix, sources)
+
+
 def describe(running: list[str], reasons: list[str]) -> str:
     """Return the text of `form`: the parts that run, and the reasons why the other parts do not."""
     text = {

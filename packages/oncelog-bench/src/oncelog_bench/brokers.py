@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,12 +12,13 @@ from pathlib import Path
 
 from oncelog_devtools.apache_kafka import ApacheKafka, MissingDependency
 
+from oncelog import compiled
 from oncelog.client.admin.blocking import Admin, NewTopic
 from oncelog.client.producer.blocking import Producer
 from oncelog.errors import MisuseError
 from oncelog.testing.broker_process import BrokerProcess
 from oncelog.wire.header import HEADER_BYTES
-from oncelog_bench.framework import KAFKA, OURS
+from oncelog_bench.framework import COMPILED, KAFKA, OURS
 from oncelog_bench.generators import run_child
 from oncelog_bench.process import idle_cores, settle
 from oncelog_bench.raw_produce import ProduceReport, ProduceSpec
@@ -32,6 +34,7 @@ KAFKA_HEAP_MB = 1_024
 """The heap size, in MiB, that Kafka's own start script sets."""
 
 BROKERS = (OURS, KAFKA)
+ALL_BROKERS = (OURS, COMPILED, KAFKA)
 RECORD_OVERHEAD_BYTES = 10
 """Approximate overhead in bytes of a record without key and headers, with a value of 100 bytes to 8 KB."""
 
@@ -116,8 +119,8 @@ def kept() -> Iterator[None]:
 
 @contextmanager
 def running(names: Sequence[str], *, warm_up_seconds: float, are_fresh: bool = False) -> Iterator[Sides]:
-    """Run the requested brokers for the `with` block. Without Java, leave Apache Kafka out, and record the
-    reason.
+    """Run the requested brokers for the `with` block. Without Java, leave out Apache Kafka, and without
+    `make compile`, leave out COMPILED. Record the reason.
 
     With `are_fresh`, start new brokers even inside `kept`. A process keeps memory of earlier measurements, so
     a measurement of memory needs this.
@@ -135,7 +138,7 @@ def running(names: Sequence[str], *, warm_up_seconds: float, are_fresh: bool = F
                 if name not in started:
                     side = _start(stack, name, root)
                     started[name] = _warmed(
-                        side, min(warm_up_seconds, 1.0) if name == OURS else warm_up_seconds
+                        side, warm_up_seconds if name == KAFKA else min(warm_up_seconds, 1.0)
                     )
             except MissingDependency as error:
                 left_out[name] = str(error)
@@ -146,12 +149,28 @@ def _start(stack: ExitStack, name: str, root: Path) -> Side:
     broker: BrokerProcess | ApacheKafka
     if name == OURS:
         broker = stack.enter_context(BrokerProcess(root / name / "data", settings=SETTINGS))
+    elif name == COMPILED:
+        if (reason := compiled.reason_not_to_use("mypyc")) is not None:
+            raise MissingDependency(f"{reason}; run `make compile`")
+        with _without_variable("ONCELOG_PURE_PYTHON"):
+            broker = stack.enter_context(BrokerProcess(root / name / "data", settings=SETTINGS))
     else:
         (root / name).mkdir()
         broker = stack.enter_context(ApacheKafka(root / name, properties=SETTINGS, heap_mb=KAFKA_HEAP_MB))
     admin = stack.enter_context(Admin({"bootstrap.servers": broker.bootstrap_servers}))
     tool = None if isinstance(broker, BrokerProcess) else broker.run_tool
     return Side(name, broker.bootstrap_servers, broker.pid, root / name, admin, tool)
+
+
+@contextmanager
+def _without_variable(name: str) -> Iterator[None]:
+    """Remove an environment variable for the `with` block."""
+    value = os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ[name] = value
 
 
 def _warmed(side: Side, seconds: float) -> Side:

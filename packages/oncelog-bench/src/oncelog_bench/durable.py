@@ -30,7 +30,7 @@ METRICS = (
 class Plan:
     brokers: tuple[str, ...] = BROKERS
     repeats: int = 5
-    seconds: float = 1.0
+    seconds: float = 5.0
     record_bytes: int = 1_024
     connections: tuple[int, ...] = (1, 10, 50)
     warm_up_seconds: float = 10.0

@@ -48,7 +48,7 @@ class Plan:
 
     brokers: tuple[str, ...] = BROKERS
     repeats: int = 5
-    seconds: float = 0.8
+    seconds: float = 2.0
     consumers: tuple[int, ...] = (1, 10)
     partitions: int = 3
     loaded_mb: int = 96

@@ -44,8 +44,8 @@ NAMES = (
 )
 """All measurements, in the order of docs/benchmarks.md."""
 
-OURS, KAFKA = "oncelog", "apache-kafka"
-"""The two brokers' names in samples."""
+OURS, COMPILED, KAFKA = "oncelog", "oncelog (mypyc)", "apache-kafka"
+"""The brokers' names in samples. COMPILED is Oncelog with the modules that `make compile` builds."""
 
 Result = Mapping[str, Any]
 """The content of a measurement's JSON file: measurement, machine, plan, settings, left_out, samples, medians.

@@ -52,11 +52,11 @@ class Plan:
 
     clients: tuple[str, ...] = field(default_factory=available_clients)
     repeats: int = 5
-    records: int = 150_000
+    records: int = 1_000_000
     record_bytes: int = 1_024
     partitions: int = 3
     paced_per_s: int = 1_000
-    paced_seconds: float = 2.0
+    paced_seconds: float = 5.0
 
     @property
     def samples_count(self) -> int:

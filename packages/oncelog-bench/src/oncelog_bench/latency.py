@@ -56,7 +56,7 @@ class Plan:
 
     brokers: tuple[str, ...] = BROKERS
     repeats: int = 5
-    seconds: float = 2.5
+    seconds: float = 5.0
     rate_per_s: float = 800.0
     record_bytes: int = 1_024
     warm_up_seconds: float = 10.0

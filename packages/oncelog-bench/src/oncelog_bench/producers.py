@@ -66,7 +66,7 @@ class Plan:
     compressions: tuple[str, ...] = ("none", "lz4")
     batch_bytes: tuple[int | str, ...] = (DEFAULT, 1_000_000)
     partitions: int = 3
-    seconds: float = 3.0
+    seconds: float = 5.0
     repeats: int = 5
 
     def cases(self) -> Iterator[Case]:

@@ -32,6 +32,8 @@ _SIZE = struct.Struct(">i")
 _PRODUCER = struct.Struct(">qh")
 _PRODUCER_POSITION, _SEQUENCE_POSITION = 43, 53
 _SEQUENCES = 2**31
+OPENING_BATCHES = 3
+"""Number of batches that a connection sends to each partition before the measured load."""
 _RETRIABLE = (3, 5, 6, 51)
 """Errors to retry for a while: UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, NOT_LEADER_OR_FOLLOWER and
 CONCURRENT_TRANSACTIONS.
@@ -166,14 +168,14 @@ class Sender:
         self._errors = [struct.Struct(">" + "h31x" * len(chunk)) for chunk in chunks]
 
     def open(self) -> None:
-        """Send three batches to every partition, one by one.
+        """Send OPENING_BATCHES batches to every partition, one by one.
 
         A partition's first batches create its files and the first pages of its indexes. Each of these batches
         took Apache Kafka up to 8 ms of processor time, which must not count in a measured rate.
         """
         for template in self.templates:
             self.send_first(template)
-            for _ in range(2):
+            for _ in range(OPENING_BATCHES - 1):
                 self.socket.sendall(template.next())
                 receive_frame(self.socket)
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from oncelog.client.admin.blocking import Admin, NewTopic
-from oncelog.client.producer.blocking import Producer
 from oncelog.errors import OncelogError
 from oncelog.testing.broker_process import BrokerProcess
 from oncelog.types import TopicPartition
+from oncelog_bench.brokers import raw_produce
 from oncelog_bench.curves import Chart, draw_curves, lines_of
 from oncelog_bench.framework import Metric, OnSample, Result, Target, compare, figure, result_of
 from oncelog_bench.page import markdown_table, number
+from oncelog_bench.raw_produce import OPENING_BATCHES, ProduceSpec
 
 NAME = "recovery"
 SUMMARY = "Oncelog's start after SIGKILL, by the size of the unchecked tail, of the batches and of the log."
@@ -124,13 +125,11 @@ def _take(case: Case, directory: Path) -> dict[str, float]:
 
 def _send(broker: BrokerProcess, megabytes: int, batches: str) -> int:
     """Send `megabytes` of records of 1 KB, in batches of size `batches`. Return the number of records."""
-    batch_bytes = {"1 KB": 1, "16 KB": 16_384, "512 KB": 524_288}[batches]
-    value, count = bytes(RECORD_BYTES), megabytes * 1_000_000 // RECORD_BYTES
-    settings = {"bootstrap.servers": broker.bootstrap_servers, "batch.size": batch_bytes}
-    with Producer(settings) as producer:
-        for first in range(0, count, 1_000):
-            producer.send_many(TOPIC, [value] * min(1_000, count - first), partition=0)
-    return count
+    batch_records = {"1 KB": 1, "16 KB": 15, "512 KB": 500}[batches]
+    requests = megabytes * 1_000_000 // (RECORD_BYTES * batch_records)
+    sizes = {"record_bytes": RECORD_BYTES, "batch_records": batch_records, "requests": requests}
+    report = raw_produce(ProduceSpec(broker.bootstrap_servers, broker.pid, TOPIC, **sizes))
+    return report.records + OPENING_BATCHES * batch_records
 
 
 def _check(broker: BrokerProcess, sent: int) -> None:

@@ -76,19 +76,19 @@ class Case(NamedTuple):
 class Plan:
     """The measurement's size.
 
-    The raw producer runs every record size with every number of partitions. It also runs the middle record
-    size and number of partitions with every number of connections. The clients run these middle values with
-    every linger.
+    The raw producer runs every record size, every number of partitions and every number of connections, each
+    with the middle values of the others, except for one connection. The clients run these values with every
+    linger.
     """
 
     brokers: tuple[str, ...] = BROKERS
     repeats: int = 5
-    seconds: float = 0.8
+    seconds: float = 5.0
     record_bytes: tuple[int, ...] = (100, 1_024, 10_240)
     partitions: tuple[int, ...] = (1, 3, 50)
     connections: tuple[int, ...] = (1, 10, 50)
-    linger_ms: tuple[int, ...] = (0, 5)
-    client_records: int = 100_000
+    linger_ms: tuple[int, ...] = (5,)
+    client_records: int = 1_000_000
     warm_up_seconds: float = 10.0
 
     @property
@@ -96,10 +96,11 @@ class Plan:
         return self.repeats * len(self.brokers) * len(list(self.cases()))
 
     def cases(self) -> Iterator[Case]:
-        for record_bytes in self.record_bytes:
-            for partitions in self.partitions:
-                yield Case(RAW, record_bytes, partitions, self.connections[0])
         middle = self.middle("record_bytes"), self.middle("partitions")
+        sizes = [(record_bytes, middle[1]) for record_bytes in self.record_bytes]
+        sizes += [(middle[0], partitions) for partitions in self.partitions if partitions != middle[1]]
+        for record_bytes, partitions in sizes:
+            yield Case(RAW, record_bytes, partitions, self.connections[0])
         for connections in self.connections[1:]:
             yield Case(RAW, *middle, connections)
         for client in _clients(self.brokers):

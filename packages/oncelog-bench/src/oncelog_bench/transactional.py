@@ -59,7 +59,7 @@ class Plan:
     commit_ms: float = 100.0
     commit_records: int = 10_000
     partitions: int = 3
-    seconds: float = 0.6
+    seconds: float = 2.0
     repeats: int = 5
     warm_up_seconds: float = 5.0
 

@@ -54,7 +54,7 @@ class Plan:
     records: tuple[int, ...] = (1, 10, 100)
     partitions: tuple[int, ...] = (1, 3, 50)
     record_bytes: int = 100
-    seconds: float = 0.5
+    seconds: float = 2.0
     repeats: int = 5
     warm_up_seconds: float = 10.0
 
