@@ -41,8 +41,13 @@ from oncelog.settings import Settings
 RECEIVE_BUFFER_BYTES = 1 << 20
 FLUSH_THREADS = 4
 SWEEP_SECONDS = 1.0
-SWEEP_SLICE = 200
-"""Number of connections whose deadlines are checked in one turn of the event loop."""
+"""Time of one sweep, which checks the deadlines of all connections, in seconds."""
+SWEEP_SLICE = 50
+"""Number of connections that are checked in one turn of the event loop, in about 0.2 ms.
+
+The slices are spread over SWEEP_SECONDS. If they followed each other, each request that arrives meanwhile
+would wait for a slice.
+"""
 HANDSHAKE_MS = 10_000
 """Timeout of the TLS handshake, in ms."""
 AUTHENTICATION_MS = 30_000
@@ -268,20 +273,20 @@ class Server:
         if self._close_count > MAX_LOGGED_CLOSES:
             log_event("warning", "more connections closed", count=self._close_count - MAX_LOGGED_CLOSES)
         self._close_count = 0
-        self._sweep_slice(list(self.connections))
+        slices = -(-len(self.connections) // SWEEP_SLICE)
+        self._sweep_slice(list(self.connections), SWEEP_SECONDS / max(slices, 1))
 
-    def _sweep_slice(self, connections: list[Connection]) -> None:
-        loop, now_ms = asyncio.get_running_loop(), self.clock.now_ms()
+    def _sweep_slice(self, connections: list[Connection], pause_s: float) -> None:
+        """Check the last SWEEP_SLICE of the connections. Check the others in later turns, `pause_s` apart."""
+        now_ms = self.clock.now_ms()
         for connection in connections[-SWEEP_SLICE:]:
             connection.note_responses(now_ms)
             bound = expired_deadline(connection.activity(now_ms), self.deadlines, now_ms)
             if bound is not None and connection in self.connections:
                 connection.close(_CLOSE_TEXTS[bound], bound=bound, at_once=True)
         del connections[-SWEEP_SLICE:]
-        if connections:
-            self._sweeper = loop.call_soon(self._sweep_slice, connections)
-        else:
-            self._sweeper = loop.call_later(SWEEP_SECONDS, self._sweep)
+        then = partial(self._sweep_slice, connections, pause_s) if connections else self._sweep
+        self._sweeper = asyncio.get_running_loop().call_later(pause_s, then)
 
 
 def _check_sizes(settings: Settings) -> None:

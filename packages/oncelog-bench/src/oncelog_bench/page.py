@@ -74,11 +74,10 @@ def _after(name: str) -> Sequence[str]:
 
 def machine_line(machine: Mapping[str, Any]) -> str:
     """Return a sentence that describes the machine on which the figures were measured."""
-    version = machine["packages"]["oncelog"]
     return (
-        f"Measured with oncelog {version} on {machine['processor']}, {machine['cores']} cores, "
-        f"{machine['memory_bytes'] / 1e9:.0f} GB, {machine['system']}, Python {machine['python']}; "
-        "generators and brokers share the cores."
+        f"Measured on {machine['processor']}, {machine['cores']} cores, "
+        f"{machine['memory_bytes'] / 1e9:.0f} GB, {machine['system']}, Python {machine['python']}, "
+        f"oncelog {machine['packages']['oncelog']}; generators and brokers share the cores."
     )
 
 

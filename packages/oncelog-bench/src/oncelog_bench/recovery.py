@@ -127,8 +127,15 @@ def _send(broker: BrokerProcess, megabytes: int, batches: str) -> int:
     """Send `megabytes` of records of 1 KB, in batches of size `batches`. Return the number of records."""
     batch_records = {"1 KB": 1, "16 KB": 15, "512 KB": 500}[batches]
     requests = megabytes * 1_000_000 // (RECORD_BYTES * batch_records)
-    sizes = {"record_bytes": RECORD_BYTES, "batch_records": batch_records, "requests": requests}
-    report = raw_produce(ProduceSpec(broker.bootstrap_servers, broker.pid, TOPIC, **sizes))
+    spec = ProduceSpec(
+        broker.bootstrap_servers,
+        broker.pid,
+        TOPIC,
+        record_bytes=RECORD_BYTES,
+        batch_records=batch_records,
+        requests=requests,
+    )
+    report = raw_produce(spec)
     return report.records + OPENING_BATCHES * batch_records
 
 
