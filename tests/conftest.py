@@ -17,7 +17,7 @@ import pytest
 from hypothesis import settings
 from oncelog_devtools.apache_kafka import ApacheKafka, MissingDependency, fetch_jars
 from oncelog_devtools.spark_connector import connector_jars, postgresql_driver
-from support import TESTS, collection_plugin, costs_plugin, tiers_plugin
+from support import TESTS, collection_plugin, costs_plugin, tiers_plugin, time_limit_plugin
 from support.scheduler import OneOfEach
 
 from oncelog import Admin, Broker, Producer
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from support.security.brokers import Certificates
 
 # pytest rewrites the asserts of helpers, so they explain failures and also run under `python -OO`.
-_PLUGINS = {"collection_plugin", "costs_plugin", "scheduler", "tiers_plugin"}
+_PLUGINS = {"collection_plugin", "costs_plugin", "scheduler", "tiers_plugin", "time_limit_plugin"}
 pytest.register_assert_rewrite(
     *(f"support.{path.stem}" for path in (TESTS / "support").iterdir() if path.stem not in _PLUGINS)
 )
@@ -59,6 +59,7 @@ STEADY = {"broker.session.timeout.ms": 120_000}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--costs", metavar="FILE", help="write each test's wall and processor time to FILE")
+    parser.addoption("--stop-after", metavar="SECONDS", type=float, help="skip tests that begin later")
     parser.addoption("--order-seed", metavar="N", type=int, help="run files and tests in a random order")
 
 
@@ -95,6 +96,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
     # Spark's planner and tasks run in Python workers, which must be this interpreter.
     os.environ["PYSPARK_PYTHON"] = spark_python()
+    seconds = config.getoption("--stop-after")
+    if seconds is not None:
+        config.pluginmanager.register(time_limit_plugin.TimeLimit(seconds))
     path = config.getoption("--costs")
     if path:
         config.pluginmanager.register(costs_plugin.Measure())
