@@ -23,7 +23,7 @@ from oncelog_devtools.worst_requests import WorstRequest, worst_requests
 from oncelog.broker.state import OFFERED
 from oncelog.errors import PeerError
 from oncelog.wire.messages import ApiVersionsRequest
-from oncelog_bench.brokers import BROKERS, Side, running
+from oncelog_bench.brokers import Side, running
 from oncelog_bench.framework import (
     KAFKA,
     OURS,
@@ -39,9 +39,7 @@ from oncelog_bench.page import markdown_table, number
 from oncelog_bench.raw_wire import connect, exchange, receive_frame
 
 NAME = "longest_wait"
-SUMMARY = (
-    "The longest wait of a client beside another one's worst request, per API; Oncelog and Apache Kafka."
-)
+SUMMARY = "The longest wait of a client beside another one's worst request, for each API."
 BY = {"api": "API"}
 METRICS = (Metric("longest_wait_ms", "longest wait ms"),)
 LIMIT_MS = 250.0
@@ -53,9 +51,12 @@ class Plan:
     """The measurement's size.
 
     `size_bytes` is the maximum size of a request, and `seconds` the time limit for its response.
+
+    Apache Kafka is not among the brokers. When both were measured, a client waited for more than 60 s, which
+    ended the measurement. With Oncelog alone, the longest wait was 0.17 s.
     """
 
-    brokers: tuple[str, ...] = BROKERS
+    brokers: tuple[str, ...] = (OURS,)
     repeats: int = 5
     size_bytes: int = 1_000_000
     seconds: float = 10.0
@@ -153,8 +154,7 @@ def section(result: Result) -> str:
 For each API the costliest requests of up to {plan["size_bytes"]:,} bytes: as many elements as fit in each
 array, all equal and all different, the longest strings, and others written by hand (patterns, look-ups, one
 resource named many times). Each is sent alone. Meanwhile a second client keeps sending ApiVersions, and its
-longest wait is the figure. Ours has one thread for all requests, Apache Kafka has eight.
-Medians of {plan["repeats"]} interleaved samples.
+longest wait is the figure. Medians of {plan["repeats"]} samples.
 
 {markdown_table(result["medians"], by=BY, side="broker", metrics=METRICS)}
 
