@@ -1069,6 +1069,30 @@ def test_offsets_fetched_by_the_id_of_a_deleted_topic_are_not_those_of_a_new_one
     assert {row.error_code for row in topic.partitions} == {UnknownTopicId.code}
 
 
+@pytest.mark.parametrize("version", [7, 9])
+def test_an_offset_that_is_committed_between_the_steps_of_a_fetch_is_returned(version: int) -> None:
+    """R1710: the response said that the group had no offset, and a consumer began at auto.offset.reset."""
+    node = driven(MemoryDisk())
+    node.topics.create("t", MANY, {}, NOW_MS)
+    offsets, index = node.groups.offsets, node.groups.offsets_partition("g", NOW_MS).partition
+    for producer_id, partition in ((1, MANY - 1), (2, 0)):
+        committed = {TopicPartition("t", partition): CommittedOffset(5, -1, "", NOW_MS, -1, -1)}
+        offsets.commit_pending("g", ProducerIdAndEpoch(producer_id, 0), committed, NOW_MS)
+    indexes = list(range(1, MANY))
+    fetch = OffsetFetchRequest
+    named = fetch.OffsetFetchRequestGroup(
+        group_id="g", topics=[fetch.OffsetFetchRequestTopics(name="t", partition_indexes=indexes)]
+    )
+    single = [fetch.OffsetFetchRequestTopic(name="t", partition_indexes=indexes)]
+    answer = handle(node, fetch(group_id="g", topics=single, groups=[named], require_stable=True), version)
+    assert isinstance(answer, PendingResponse)
+    offsets.on_marker(index, 1, True)
+    _, response = finish(node, answer)
+    rows = (response.groups[0] if version >= 8 else response).topics[0].partitions
+    assert {row.error_code for row in rows} == {0}
+    assert [row.partition_index for row in rows if row.committed_offset == 5] == [MANY - 1]
+
+
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_fetches_of_several_steps_share_the_memory_for_answers(is_cancelled: bool) -> None:
     node = driven(MemoryDisk())

@@ -203,11 +203,15 @@ def _offsets(
 
     None marks the end of a step.
     """
-    committed = state.groups.offsets.of(group_id)
-    pending = state.groups.offsets.pending_of(group_id) if require_stable else ()
+    # Look the offsets up for each partition. Between two steps, a marker may turn a pending offset into the
+    # group's first committed one, and the mapping of its committed offsets is then another one. See
+    # test_an_offset_that_is_committed_between_the_steps_of_a_fetch_is_returned.
+    offsets = state.groups.offsets
     if topics is None:
         # As in Kafka, a partition with only a pending offset is left out.
-        visible = sorted(tp for tp in committed if request.is_authorized(ResourceType.TOPIC, tp.topic))
+        visible = sorted(
+            tp for tp in offsets.of(group_id) if request.is_authorized(ResourceType.TOPIC, tp.topic)
+        )
         requested = [
             (topic, [tp.partition for tp in tps]) for topic, tps in groupby(visible, lambda tp: tp.topic)
         ]
@@ -218,11 +222,12 @@ def _offsets(
         fields = {"partition_index": tp.partition, "committed_offset": NO_OFFSET, "metadata": ""}
         if not request.is_authorized(ResourceType.TOPIC, tp.topic):
             return {**fields, "error_code": TopicAuthorizationFailed.code}
-        if tp in pending:
+        if require_stable and tp in offsets.pending_of(group_id):
             return {**fields, "error_code": UnstableOffsetCommit.code}
-        if tp not in committed:
+        committed = offsets.of(group_id).get(tp)
+        if committed is None:
             return fields
-        offset, leader_epoch, metadata, *_ = committed[tp]
+        offset, leader_epoch, metadata, *_ = committed
         return {
             **fields,
             "committed_offset": offset,
@@ -234,7 +239,7 @@ def _offsets(
         results = []
         for index in partitions:
             # If the request has null topics, leave out partitions whose offset was deleted between the steps.
-            if topics is not None or TopicPartition(topic, index) in committed:
+            if topics is not None or TopicPartition(topic, index) in offsets.of(group_id):
                 results.append(make(**fields_of(TopicPartition(topic, index))))
             if budget.spend():
                 yield None
