@@ -12,7 +12,7 @@ from support.wait import until
 from oncelog.client.group.membership import Change
 from oncelog.errors import CoordinatorLoadInProgress, MisuseError, RebalanceInProgress, UnknownMemberId
 from oncelog.types import OffsetAndMetadata, TopicPartition
-from oncelog.wire.messages import OffsetCommitRequest
+from oncelog.wire.messages import JoinGroupRequest, OffsetCommitRequest
 
 R, L = Change.REVOKED, Change.LOST
 
@@ -252,5 +252,50 @@ def test_a_commit_that_cannot_be_sent_is_raised_and_the_next_one_is_sent() -> No
 
     async def _refuse(*_: Any, **__: Any) -> Any:
         raise OverflowError("as of a number that a request cannot hold")
+
+    asyncio.run(asyncio.wait_for(work(), 120))
+
+
+class SlowRebalance(Commits):
+    """A coordinator whose group waits for another member: `may_join` ends the rebalance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_join = asyncio.Event()
+        self.may_join.set()
+
+    async def request(self, node_id: int | None, request: Any, **fields: Any) -> Any:
+        if isinstance(request, JoinGroupRequest):
+            await self.may_join.wait()
+        return await super().request(node_id, request, **fields)
+
+
+@pytest.mark.parametrize("protocol", ["range", "cooperative-sticky"])
+def test_a_commit_during_a_rebalance_without_partitions_is_refused_at_once(protocol: str) -> None:
+    """R1711: the commit waited behind the member's JoinGroup, for up to request.timeout.ms. Then it raised
+    TimedOut, and closed the connection on which the member was joining.
+    """
+
+    async def work() -> None:
+        coordinator = SlowRebalance()
+        member = await joined(coordinator, protocol, **{"enable.auto.commit": False})
+        coordinator.may_join.clear()
+        coordinator.rebalance([])
+        if protocol == "range":
+            await member.until(lambda: any(change is R for change, *_ in member.notifications))
+        else:  # the first join takes all partitions away, and the second one waits
+            coordinator.may_join.set()
+            await member.until(lambda: any(change is R for change, *_ in member.notifications))
+            coordinator.may_join.clear()
+        await member.until(lambda: member.session.protocol.is_rebalancing)
+        with pytest.raises(RebalanceInProgress):
+            await asyncio.wait_for(member.session.commit(at(5)), 20)
+        assert not coordinator.sent
+        coordinator.share = ALL[:1]
+        coordinator.may_join.set()
+        await member.until(lambda: bool(member.core.assignment()))
+        await member.session.commit(at(7))
+        assert coordinator.committed == [{0: 7}]
+        await member.session.close()
 
     asyncio.run(asyncio.wait_for(work(), 120))

@@ -29,7 +29,7 @@ from oncelog.client.group.coordinator_client import GroupCoordinatorClient
 from oncelog.client.group.core import MAX_OFFSET_COMMIT_VERSION, commit_error, commit_request, next_after
 from oncelog.client.group.membership import Change, GroupProtocol, Membership, Rebalance, not_a_member
 from oncelog.client.group.subscribed_topics import SubscribedTopics
-from oncelog.errors import OncelogError, copy_to_raise
+from oncelog.errors import OncelogError, RebalanceInProgress, copy_to_raise
 from oncelog.rules.groups.error_policy import GroupAction, GroupRequest
 from oncelog.runtime import system
 from oncelog.settings import Settings
@@ -259,14 +259,19 @@ class GroupSession:
     async def _commit_once(self, offsets: Offsets) -> None:
         """Send one OffsetCommit request.
 
-        Raises UnknownMemberId if the consumer is subscribed but not in a generation, and the coordinator's
-        error if it refuses the commit.
+        Raises UnknownMemberId if the consumer is subscribed but not in a generation, RebalanceInProgress
+        while a member without partitions joins, and the coordinator's error if it refuses the commit.
         """
         is_out = self._topics.is_subscribed and not self._membership.is_in_generation
         if is_out and not self._must_commit_manual:
             # With an empty identity, the coordinator would accept the commit. The commit would then override
             # the commits of the present members.
             raise not_a_member()
+        if self.protocol.is_rebalancing and not self._membership.owned:
+            # The commit would wait behind this member's JoinGroup. The coordinator would read it after the
+            # rebalance, and would refuse it. Java raises this error, too.
+            # Guard: test_a_commit_during_a_rebalance_without_partitions_is_refused_at_once.
+            raise RebalanceInProgress("the group is rebalancing, and this member has given up its partitions")
         try:
             await self._commit_as(self.member, offsets)
         except OncelogError as error:

@@ -65,7 +65,9 @@ OUT_OF_REACH: dict[str, str] = {
     "a start is refused wherever the list of topics is lost": "R25 R109",
     "no simulated application unsubscribes, or commits in `on_partitions_lost`": "R58 L10b R441 R496 R1127",
     "no fault makes a fetch end with an error that is not expected": "L22a",
-    "simulated consumers commit in the task that polls, and seldom while a coordinator loads": "R605 R606",
+    "simulated consumers commit in the task that polls, and seldom while a coordinator loads": (
+        "R605 R606 R1711"
+    ),
     "one connection carries all requests of a member to its coordinator": "R607",
     "simulated applications poll soon after a commit was refused": "R680",
     "no simulated consumer is closed before it has read": "R681",
