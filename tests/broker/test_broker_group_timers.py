@@ -9,6 +9,7 @@ from support.groups.node import GroupNode, commit, create, heartbeat, join, sync
 
 from oncelog.broker.coordinators import consumer_groups, groups
 from oncelog.broker.dispatch import next_wakeup_ms
+from oncelog.errors import UnknownMemberId
 from oncelog.rules.groups.classic import ClassicGroup, GroupState
 from oncelog.rules.groups.consumer import ConsumerGroup
 from oncelog.wire.messages import HeartbeatRequest, LeaveGroupRequest
@@ -79,6 +80,28 @@ def test_groups_whose_members_expire_together_are_handled_a_few_at_once(
     assert set(ticks) == {f"{kind}{n}" for kind in ("classic", "consumer") for n in range(5)}
     assert {group.state for group in coordinator._groups.values()} == {GroupState.EMPTY}
     assert not any(group.members for group in coordinator.consumers._groups.values())
+
+
+def test_the_unused_member_ids_of_all_groups_are_limited(
+    node: GroupNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1712: a client that asked many groups for member ids could use up the memory of the broker."""
+    monkeypatch.setattr(groups, "MAX_UNUSED_IDS_BYTES", 5 * (groups.GROUP_BYTES + 200))
+    leader = settled(node, "waits").member_id
+    node.ask(join("waits"), 4)  # this client never comes back
+    assert not node.ask(join("waits"), 3)
+    again = node.ask(join("waits", leader), 3)
+    assert not again
+    asked = [node.ask(join(f"g{number}"), 4)[0].member_id for number in range(50)]
+    coordinator = node.node.groups
+    assert 1 < len(coordinator._groups) <= 6 and len(coordinator._deadlines) <= 6
+    # The rebalance no longer waits for the client whose id was forgotten.
+    assert [answer.error_code for answer in again] == [0]
+    assert node.ask(join("g49", asked[49]), 4)[0].error_code == 0
+    assert node.ask(join("g0", asked[0]), 4)[0].error_code == UnknownMemberId.code
+    # The ids that clients have used, or that have expired, no longer count.
+    node.pass_time(11_000)
+    assert not coordinator._unused_bytes and not coordinator._unused_id_bytes
 
 
 def test_a_group_of_the_consumer_protocol_is_looked_at_once_for_each_deadline(

@@ -7,6 +7,7 @@ Source: behaviours T6 and T7 (docs/behaviours.md); kafka GroupCoordinatorService
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from itertools import chain
 from weakref import WeakKeyDictionary
@@ -59,6 +60,10 @@ message.max.bytes.
 A group's record has the metadata of one protocol only. The limit is above 1, because a member that changes
 its assignor sends metadata for both.
 """
+MAX_UNUSED_IDS_BYTES, GROUP_BYTES = 32 << 20, 2048
+"""Largest total size of the unused member ids of all classic groups in memory, and the size that is counted
+for each group with such ids: a group without members takes 1.8 KB.
+"""
 MEMBER_RECORDS, BYTES_PER_RECORD = 8, 64
 """Cost of each member of a classic group that is stored, and the bytes of its record that cost as much as one
 record, in records of `RoundMeter`. Every change stores all members: 8 ms for 1,000.
@@ -97,6 +102,12 @@ class GroupCoordinator:
         self._offsets_left: set[str] = set()
         """Deleted topics whose offsets could not be deleted from the log. The next start tries again."""
         self._deadlines = Deadlines()
+        self._unused_id_bytes: OrderedDict[str, int] = OrderedDict()
+        """Classic group -> size of its unused member ids and of the group itself, as `GROUP_BYTES` counts it.
+
+        The group that changed last comes last. `_unused_bytes` is the sum.
+        """
+        self._unused_bytes = 0
         self.responses = MemberResponses(background, limits.step_member_responses)
         """The responses to requests of classic groups' members."""
         self._expiring = ExpiryRounds(background, limits.expire_step_entries)
@@ -205,6 +216,7 @@ class GroupCoordinator:
         """
         try:
             self._publish_changes(group, now_ms)
+            self._limit_unused_ids(group, now_ms)
         finally:
             self.responses.end_step()
 
@@ -218,10 +230,32 @@ class GroupCoordinator:
             # accumulate.
             if self._groups.get(group.group_id) is group:
                 del self._groups[group.group_id]
+                self._deadlines.discard(group.group_id)
             return
         if group.is_unsaved:
             self._save(group, now_ms)
         self._schedule(group, now_ms)
+
+    def _limit_unused_ids(self, changed: ClassicGroup, now_ms: int) -> None:
+        """Count the unused member ids of a group that may have changed. If those of all groups take too much
+        memory, forget those of the groups that have not changed for longest.
+
+        Each group limits its own ids, but a client may ask any number of groups for ids, which they keep for
+        up to group.max.session.timeout.ms. See test_the_unused_member_ids_of_all_groups_are_limited.
+        """
+        counted = self._unused_id_bytes
+        self._unused_bytes -= counted.pop(changed.group_id, 0)
+        if changed.unused_id_bytes and self._groups.get(changed.group_id) is changed:
+            counted[changed.group_id] = changed.unused_id_bytes + len(changed.group_id) + GROUP_BYTES
+            self._unused_bytes += counted[changed.group_id]
+        while self._unused_bytes > MAX_UNUSED_IDS_BYTES and len(counted) > 1:
+            group_id, size_bytes = counted.popitem(last=False)
+            self._unused_bytes -= size_bytes
+            group = self._groups.get(group_id)
+            if group is not None:
+                group.forget_unused_ids()
+                group.tick(now_ms)
+                self._publish_changes(group, now_ms)
 
     def _schedule(self, group: ClassicGroup, now_ms: int) -> None:
         due_ms = group.next_deadline_ms()

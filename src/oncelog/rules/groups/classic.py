@@ -465,6 +465,18 @@ class ClassicGroup:
         while self._pending_bytes > self._max_metadata_bytes and len(self._pending_order) > 1:
             self._remove_pending(next(iter(self._pending_order)))
 
+    @property
+    def unused_id_bytes(self) -> int:
+        """Approximate size in memory of the member ids that clients were given and have not used."""
+        return self._pending_bytes
+
+    def forget_unused_ids(self) -> None:
+        """Forget all member ids that clients were given and have not used. Call `tick` afterwards, because a
+        rebalance may have waited for these clients.
+        """
+        for member_id in list(self._pending_order):
+            self._remove_pending(member_id)
+
     def _remove_pending(self, member_id: str) -> None:
         self._pending_member_ids.remove(member_id)
         self._forget_pending(member_id)

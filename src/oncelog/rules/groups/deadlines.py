@@ -58,6 +58,10 @@ class Deadlines:
         """Remove the key and its deadline. Raises KeyError if the key has no deadline."""
         del self._due_ms[key]
 
+    def discard(self, key: str) -> None:
+        """Remove the key and its deadline, if it has one."""
+        self._due_ms.pop(key, None)
+
     @property
     def next_ms(self) -> int | None:
         """The earliest deadline in ms; None if there is none."""
