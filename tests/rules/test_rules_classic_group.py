@@ -95,7 +95,7 @@ def test_metadata_bytes_count_names_metadata_and_a_fixed_part() -> None:
 def test_a_loaded_member_counts_in_the_groups_metadata_and_protocols() -> None:
     group = ClassicGroup("g", 0)
     group.members.add(Member("m", None, "", "", 0, 0, (("a", b"12"),)))
-    assert group.members.metadata_bytes == 1 + 2 + 64
+    assert group.members.metadata_bytes == len("m") + 1 + 2 + 64
     assert group.members.common_protocols() == {"a"}
 
 
@@ -304,7 +304,8 @@ def test_a_group_is_unused_until_somebody_joins_or_is_about_to() -> None:
 
 
 def test_a_members_metadata_replaces_what_it_said_before() -> None:
-    group = ClassicGroup("g", 0, max_metadata_bytes=67)
+    own_bytes = 67 + len("m" + "i" + "client" + "host")
+    group = ClassicGroup("g", 0, max_metadata_bytes=own_bytes)
     assert join(group, "m", request("a", instance="i"))[0].error_code == 0
     assert join(group, "n", request("a"))[0].error_code == GroupMaxSizeReached.code
     assert join(group, "", request("b", "m", "i"))[0].error_code == InconsistentGroupProtocol.code
@@ -314,7 +315,8 @@ def test_a_members_metadata_replaces_what_it_said_before() -> None:
 
 
 def test_the_metadata_of_all_members_counts_together() -> None:
-    for limit, error in ((133, GroupMaxSizeReached), (134, None)):
+    own_bytes = 67 + len("m" + "client" + "host")
+    for limit, error in ((2 * own_bytes - 1, GroupMaxSizeReached), (2 * own_bytes, None)):
         group = ClassicGroup("g", 0, max_metadata_bytes=limit)
         join(group, "m", request())
         answers = join(group, "n", request())

@@ -118,6 +118,27 @@ def test_empty_protocols_take_memory_too() -> None:
     assert refused.error_code == GroupMaxSizeReached.code
 
 
+def test_long_ids_of_members_count_as_metadata() -> None:
+    """R1713: only protocols counted, so members with long ids could use up the memory of the broker. Their
+    record, which is encoded in one step, was too large for the log, and blocked all clients for seconds.
+    """
+    group = ClassicGroup("g", 0, max_metadata_bytes=1_000)
+    for field in ("client_id", "client_host", "group_instance_id"):
+        answers: list[JoinResult] = []
+        group.join(request("a")._replace(**{field: "x" * 1_000}), "m", 0, answers.append)
+        assert [answer.error_code for answer in answers] == [GroupMaxSizeReached.code]
+    assert join(group, "m" * 1_000)[0].error_code == GroupMaxSizeReached.code
+    (joined,) = join(group, "m" * 800)
+    assert joined.error_code == 0
+    # The member itself may join again, and even with a longer client id, as long as it fits.
+    for length, code in ((100, 0), (200, GroupMaxSizeReached.code)):
+        again = request("a", "m" * 800)._replace(client_id="x" * length)
+        group.join(again, "", 0, answers.append)
+        assert answers[-1].error_code == code
+    assert join(group, "n" * 120)[0].error_code == GroupMaxSizeReached.code
+    assert group.leave([("m" * 800, None)], 0) == [0] and not group.members.metadata_bytes
+
+
 def test_places_are_for_members_that_have_joined_the_rebalance() -> None:
     group = ClassicGroup("g", 0, max_size=2)
     assert join(group, "first")[0].error_code == 0
@@ -204,9 +225,10 @@ def test_the_memory_of_unused_member_ids_is_limited() -> None:
     assert forgotten.error_code == UnknownMemberId.code and len(pending) == 10
     (joined,) = join(group, "new", member_id=f"{10:036d}")
     assert joined.error_code == 0 and len(pending) == 9
-    ask_for_id(group, "y" * 5_000)
+    assert group.leave([(f"{10:036d}", None)], 0) == [0]
+    ask_for_id(group, "y" * 870)
     assert len(pending) == 1
-    assert group.leave([("y" * 5_000, None)], 0) == [0]
+    assert group.leave([("y" * 870, None)], 0) == [0]
     for number in range(20):
         ask_for_id(group, f"{number:036d}")
     assert len(pending) == 10

@@ -452,7 +452,8 @@ def test_a_renewal_does_what_any_heartbeat_does(rng: random.Random) -> None:
 
 
 def test_subscriptions_that_take_too_much_together_are_refused() -> None:
-    group = ConsumerGroup("g", session_timeout_ms=1000, max_subscription_bytes=3 * 17 + 2 * 16)
+    ids_bytes = len("abcd")
+    group = ConsumerGroup("g", session_timeout_ms=1000, max_subscription_bytes=3 * 17 + 2 * 16 + ids_bytes)
 
     def beat(name: str, topics: str, epoch: int = 0) -> str | None:
         joined = Heartbeat(name, epoch, None, None, 500, frozenset(topics), owned=NO_PARTITIONS)
@@ -466,6 +467,30 @@ def test_subscriptions_that_take_too_much_together_are_refused() -> None:
     assert beat("c", "x") is None
     group.resume(0)
     assert beat("e", "y") == "GROUP_MAX_SIZE_REACHED"
+
+
+def test_long_ids_of_members_count_like_subscriptions() -> None:
+    """R1713: only subscriptions counted, so members with long ids could use up the memory of the broker."""
+    group = ConsumerGroup("g", session_timeout_ms=1000, max_subscription_bytes=1_000)
+
+    def beat(name: str, epoch: int = 0, **fields: Any) -> str | None:
+        joined = Heartbeat(name, epoch, None, None, 500, frozenset("t"), owned=NO_PARTITIONS)
+        return refusal(lambda: group.heartbeat(joined._replace(**fields), catalogue, 0))
+
+    for field in ("instance_id", "rack_id", "client_id", "client_host"):
+        assert beat("m", **{field: "x" * 1_000}) == "GROUP_MAX_SIZE_REACHED"
+    assert beat("m" * 1_000) == "GROUP_MAX_SIZE_REACHED"
+    assert beat("m" * 400, instance_id="i", rack_id="r" * 400) is None
+    assert beat("n" * 200) == "GROUP_MAX_SIZE_REACHED"
+    # A restart counts the same, and a member that leaves or is replaced frees its bytes.
+    group.resume(0)
+    assert group._id_bytes == 801
+    assert beat("n" * 200) == "GROUP_MAX_SIZE_REACHED"
+    assert beat("m" * 400, -2, instance_id="i") is None
+    assert beat("n" * 200, instance_id="i") is None
+    assert group._id_bytes == 601
+    assert beat("n" * 200, -1, instance_id="i") is None
+    assert not group.members and not group._id_bytes
 
 
 @pytest.mark.parametrize(

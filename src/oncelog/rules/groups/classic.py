@@ -145,8 +145,8 @@ class Member:
 
     @property
     def metadata_bytes(self) -> int:
-        """Approximate size of the member's protocols in memory."""
-        return metadata_bytes(self.protocols)
+        """Approximate size of the member's protocols and ids in memory."""
+        return metadata_bytes(self.protocols) + _id_bytes(self, self.member_id)
 
     def complete_join(self, result: JoinResult) -> None:
         """Answer the member's JoinGroup request if one is waiting."""
@@ -168,6 +168,16 @@ class Member:
 def metadata_bytes(protocols: Collection[Protocol]) -> int:
     """Return the approximate size of protocols in memory: names, metadata and PROTOCOL_BYTES for each."""
     return sum(len(name) + len(data) + PROTOCOL_BYTES for name, data in protocols)
+
+
+def _id_bytes(member: Member | JoinRequest, member_id: str) -> int:
+    """Return the length of a member's ids and host. Each may have 32,767 bytes.
+
+    They are in the group's record, and the leader gets the member ids of all members. See
+    test_long_ids_of_members_count_as_metadata.
+    """
+    instance_id = member.group_instance_id or ""
+    return len(member_id) + len(instance_id) + len(member.client_id) + len(member.client_host)
 
 
 def select_protocol(members: Collection[Member], common: Container[str]) -> str:
@@ -247,6 +257,7 @@ class MemberList(Mapping[str, Member]):
         """
         assert new.group_instance_id is not None
         self._count(old, -1)
+        self._count(new, 1)
         self._by_id = OrderedDict(
             (new.member_id if member is old else member_id, new if member is old else member)
             for member_id, member in self._by_id.items()
@@ -255,10 +266,13 @@ class MemberList(Mapping[str, Member]):
         if self.leader_id == old.member_id:
             self.leader_id = new.member_id
 
-    def set_protocols(self, member: Member, protocols: tuple[Protocol, ...]) -> None:
-        """Replace the protocols of a member."""
+    def update(self, member: Member, request: JoinRequest) -> None:
+        """Set the fields of a member from its JoinGroup request."""
         self._count(member, -1)
-        member.protocols = protocols
+        member.client_id, member.client_host = request.client_id, request.client_host
+        member.session_timeout_ms = request.session_timeout_ms
+        member.rebalance_timeout_ms = request.rebalance_timeout_ms
+        member.protocols = request.protocols
         self._count(member, 1)
 
     def _count(self, member: Member, sign: int) -> None:
@@ -381,7 +395,7 @@ class ClassicGroup:
         `new_member_id` is the id for a member that has none. The callback gets the result when all members
         have joined, or immediately if the join fails or needs no rebalance.
         """
-        error = self._join_error(request)
+        error = self._join_error(request, new_member_id)
         if error is not None:
             callback(JoinResult(error.code, "" if error is GroupMaxSizeReached else request.member_id))
         elif request.member_id:
@@ -394,10 +408,10 @@ class ClassicGroup:
         else:
             self._add(request, new_member_id, now_ms, callback)
 
-    def _join_error(self, request: JoinRequest) -> type[BrokerError] | None:
+    def _join_error(self, request: JoinRequest, new_member_id: str) -> type[BrokerError] | None:
         if self.state is GroupState.DEAD:
             return CoordinatorNotAvailable
-        if self._is_full_for(request) or self._is_too_large_with(request):
+        if self._is_full_for(request) or self._is_too_large_with(request, new_member_id):
             return GroupMaxSizeReached
         if not self.supports(request):
             return InconsistentGroupProtocol
@@ -420,11 +434,12 @@ class ClassicGroup:
             return not has_joined and joined_count >= self._max_size
         return existing is None and request.group_instance_id not in self.members.static_ids
 
-    def _is_too_large_with(self, request: JoinRequest) -> bool:
+    def _is_too_large_with(self, request: JoinRequest, new_member_id: str) -> bool:
         old_id = request.member_id or self.members.static_ids.get(request.group_instance_id or "", "")
         old = self.members.get(old_id)
         others_bytes = self.members.metadata_bytes - (0 if old is None else old.metadata_bytes)
-        return others_bytes + metadata_bytes(request.protocols) > self._max_metadata_bytes
+        own_bytes = metadata_bytes(request.protocols) + _id_bytes(request, request.member_id or new_member_id)
+        return others_bytes + own_bytes > self._max_metadata_bytes
 
     def supports(self, request: JoinRequest) -> bool:
         """Return True if the request has the group's protocol type and a protocol that all members support.
@@ -501,10 +516,7 @@ class ClassicGroup:
         """Set the member's fields from its JoinGroup request. The request waits until `join_callback` is
         called.
         """
-        member.client_id, member.client_host = request.client_id, request.client_host
-        member.session_timeout_ms = request.session_timeout_ms
-        member.rebalance_timeout_ms = request.rebalance_timeout_ms
-        self.members.set_protocols(member, request.protocols)
+        self.members.update(member, request)
         member.join_callback = callback
         timeout_ms = NEW_MEMBER_TIMEOUT_MS if member.is_new else request.session_timeout_ms
         self.members.set_deadline(member, now_ms + timeout_ms)

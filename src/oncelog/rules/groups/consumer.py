@@ -413,6 +413,8 @@ class ConsumerGroup:
         """`_subscriptions` has the subscriptions of all members. `_shares_subscriptions` is true if a copy of
         the group (see `draft`) uses the same object. The object must then be copied before a change.
         """
+        self._id_bytes = 0
+        """The length of all members' ids, racks and hosts, each of which may have 32,767 bytes."""
         self._session_timeout_ms, self._max_size, self._default_assignor = (
             session_timeout_ms,
             max_size,
@@ -629,22 +631,28 @@ class ConsumerGroup:
         )
 
     def _check_subscription(self, before: ConsumerMember, member: ConsumerMember) -> None:
-        """Raise GroupMaxSizeReached if the distinct subscriptions would take too much memory."""
-        if before.member_id in self.members and _subscription(before) == _subscription(member):
+        """Raise GroupMaxSizeReached if the distinct subscriptions and the members' ids would take too much
+        memory.
+        """
+        existing = self.members.get(member.member_id)
+        added_bytes = _id_bytes(member) - _id_bytes(existing)
+        if existing is not None and added_bytes <= 0 and _subscription(before) == _subscription(member):
             return
-        size_bytes = self._subscriptions.size_with(_subscription(member))
-        if size_bytes > max(self._subscriptions.size_bytes, self._max_subscription_bytes):
+        held_bytes = self._subscriptions.size_bytes + self._id_bytes
+        size_bytes = self._subscriptions.size_with(_subscription(member)) + self._id_bytes + added_bytes
+        if size_bytes > max(held_bytes, self._max_subscription_bytes):
             raise GroupMaxSizeReached(
-                f"the different subscriptions of group {self.group_id!r} would have "
+                f"the different subscriptions and the ids of group {self.group_id!r} would have "
                 f"{size_bytes} bytes; the limit is {self._max_subscription_bytes}"
             )
 
     def _set_member(self, member: ConsumerMember, entry: RecordKey) -> None:
-        self._note_subscription(self.members.get(member.member_id), member)
+        self._note_member(self.members.get(member.member_id), member)
         self.members[member.member_id] = member
         self.unsaved[entry] = None
 
-    def _note_subscription(self, before: ConsumerMember | None, after: ConsumerMember | None) -> None:
+    def _note_member(self, before: ConsumerMember | None, after: ConsumerMember | None) -> None:
+        self._id_bytes += _id_bytes(after) - _id_bytes(before)
         old = None if before is None else _subscription(before)
         new = None if after is None else _subscription(after)
         if old == new:
@@ -833,7 +841,7 @@ class ConsumerGroup:
         for timers in (self._session_deadlines_ms, self._revocation_deadlines_ms):
             timers.pop(member_id, None)
         self.targets.pop(member_id, None)
-        self._note_subscription(self.members.pop(member_id), None)
+        self._note_member(self.members.pop(member_id), None)
         for kind in (CURRENT, TARGET, MEMBER):
             self.unsaved[RecordKey(kind, member_id)] = None
 
@@ -848,6 +856,7 @@ class ConsumerGroup:
         session and revocation timeouts of all members.
         """
         self._subscriptions, self._shares_subscriptions = Subscriptions(), False
+        self._id_bytes = sum(map(_id_bytes, self.members.values()))
         for member in list(self.members.values()):
             topics, regex = self._subscriptions.shared(_subscription(member))
             self.members[member.member_id] = replace(member, topics=topics, regex=regex)
@@ -942,6 +951,14 @@ def _repeats(member: ConsumerMember, request: Heartbeat) -> bool:
 
 def _subscription(member: ConsumerMember) -> Subscription:
     return Subscription(member.topics, member.regex)
+
+
+def _id_bytes(member: ConsumerMember | None) -> int:
+    """Return the length of a member's ids, rack and host; 0 without a member."""
+    if member is None:
+        return 0
+    texts = (member.member_id, member.instance_id, member.rack_id, member.client_id, member.client_host)
+    return sum(len(text) for text in texts if text)
 
 
 def _subscribed(member: ConsumerMember, resolve_topics: TopicResolver) -> Mapping[str, TopicInfo]:

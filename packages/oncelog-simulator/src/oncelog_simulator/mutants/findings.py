@@ -35,7 +35,7 @@ OUT_OF_REACH: dict[str, str] = {
     "memory, threads and descriptors are not counted": (
         "R332 S8 S14 S19 R35 R45 R112 G9 R181 R210 R246 R320 R321 R361 R372 R915 R930 L24a L24b R1000 R1003"
         " R1353 R1371 R1500 R1501 R1546 R1552 R1602 R1641 R1642 R1643 R1657 R1671 R1675 R1676 R1678"
-        " R1712"
+        " R1712 R1713"
     ),
     "TLS, SASL, ACLs, quotas and the metrics port are not simulated": (
         "S6 S7 S10 S11 S13 S20 R5 R44 R182 R254 R508 R640 R641 R643 R645 R791 R793 R851 R1006 R1260"
