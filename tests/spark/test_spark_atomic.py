@@ -411,3 +411,48 @@ def test_a_second_attempt_of_a_task_whose_lease_was_deleted_gets_no_rows_committ
         with oncelog.Consumer(options) as consumer:
             ends = consumer.end_offsets(tps)
             assert not [piece for tp in tps for piece in consumer.fetch_range(tp, 0, ends[tp])]
+
+
+def test_a_row_that_moves_to_another_task_after_an_executor_is_lost_is_stored_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """R1700: the second attempt of the task had no rows, so it did not see that the first one had written.
+    The row was stored twice, and the call reported one row.
+    """
+    with (
+        oncelog.Broker() as broker,
+        Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin,
+        oncelog.Consumer({"bootstrap.servers": broker.bootstrap_servers}) as consumer,
+    ):
+        create_topic(broker.bootstrap_servers, "t", partitions=2)
+        tps = [oncelog.TopicPartition("t", number) for number in range(2)]
+        settings = parse_sink_options(options_of(broker.bootstrap_servers, "t"), "stream")
+        sink, runs = Sink("moved", settings, part="atomic"), list[list[ShareReport]]()
+
+        def row(partition: int) -> pa.RecordBatch:
+            placed = {"topic": ["t"], "partition": pa.array([partition], pa.int32())}
+            return pa.RecordBatch.from_pydict({"value": [b"a"], **placed})
+
+        def lost() -> Iterator[pa.RecordBatch]:
+            yield row(0)
+            wait_until(lambda: admin.list_offsets({tps[0]: "latest"})[tps[0]].offset == 1)
+            raise RuntimeError("the executor is lost")
+
+        def run(df: Any, batch_id: int, sink: Sink, share: Any, counts: Any) -> list[ShareReport]:
+            told: Any = {"sink": sink, "batch_id": batch_id, "share": share}
+            if not runs:
+                with pytest.raises(SinkError, match="the executor is lost"):
+                    list(atomic_task.write_share(lost(), task=0, **told))
+            written = [
+                *atomic_task.write_share(iter([]), task=0, **told),
+                *atomic_task.write_share(iter([row(1)]), task=1, **told),
+            ]
+            runs.append([ShareReport(**report) for batch in written for report in batch.to_pylist()])
+            return runs[-1]
+
+        monkeypatch.setattr(atomic, "_run", run)
+        written = atomic._write(None, 0, sink, "moved", is_in_stream=False)  # type: ignore[arg-type]
+        assert (written[:3], len(runs)) == ((0, 1, False), 2)
+        ends = consumer.end_offsets(tps)
+        stored = [piece["value"].to_pylist() for tp in tps for piece in consumer.fetch_range(tp, 0, ends[tp])]
+        assert stored == [[b"a"]]

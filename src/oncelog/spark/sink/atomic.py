@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncelog.client.admin.blocking import Admin
 from oncelog.client.producer.blocking import Producer
-from oncelog.errors import ConfigError, OncelogError
+from oncelog.errors import ConfigError, OncelogError, UnsupportedVersion
 from oncelog.spark.connect import check_classic
 from oncelog.spark.sink.atomic_task import (
     REPORT_SCHEMA,
@@ -51,7 +51,7 @@ from oncelog.spark.sink.sink_options import FULL_RETRY, parse_sink_options, repe
 from oncelog.spark.sink.sink_rows import KINDS, check_columns
 from oncelog.spark.sink.task import Sink, TaskReport
 from oncelog.spark.sink.topic_ids import check_topics, topic_ids
-from oncelog.types import TransactionShare
+from oncelog.types import TopicPartition, TransactionShare
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -63,6 +63,10 @@ the user's function may set it to another name.
 """
 _ATTEMPTS = 3
 _log = logging.getLogger("oncelog.spark")
+
+
+class AttemptLost(SinkError):
+    """An attempt of a task wrote rows that no report counts, so the batch is written again."""
 
 
 class AtomicWrite(NamedTuple):
@@ -138,11 +142,11 @@ def _write(
             written = _write_once(df, batch_id, sink, user_name, is_in_stream=is_in_stream)
             publish(_metrics(sink.name, written))
             return written
-        except OncelogError as error:
-            text = explain_error(error, f"batch {batch_id}", settings, None)
-            raise type(error)(text) if isinstance(error, SinkError) else SinkError(text) from error
-        # Retry after an exception of Spark, which means that a task has failed.
         except Exception as error:
+            if isinstance(error, OncelogError) and not isinstance(error, AttemptLost):
+                text = explain_error(error, f"batch {batch_id}", settings, None)
+                raise type(error)(text) if isinstance(error, SinkError) else SinkError(text) from error
+            # Retry after an exception of Spark, which means that a task has failed.
             if not attempts_left or "RowRefused" in str(error):
                 raise
             _log.warning(
@@ -222,6 +226,7 @@ def _write_once(
                 with producer.transaction():
                     reports = _run(df, batch_id, sink, producer.share_transaction(), counts)
                     total, size_bytes = check_reports(reports)
+                    check_partitions(admin, sink, batch_id, reports)
                     # Check that no topic was created again. Otherwise the new topic would have only the rows
                     # that were sent after its creation, and the batch would count as committed. Guard:
                     # test_a_topic_created_again_while_its_tasks_write_gets_no_rows.
@@ -352,6 +357,26 @@ def _run(
 def _ddl(df: DataFrame, name: str) -> str:
     kind: str = df.schema[name].dataType.simpleString()
     return kind
+
+
+def check_partitions(admin: Admin, sink: Sink, batch_id: int, reports: Sequence[ShareReport]) -> None:
+    """Raise AttemptLost if the transaction has a partition that no report names.
+
+    If an executor is lost with its shuffle files, Spark computes rows again, and may give them to other
+    tasks. The next attempt of a task that had begun to write may then have no rows, so it needs no lease.
+    Guard: test_a_row_that_moves_to_another_task_after_an_executor_is_lost_is_stored_once.
+    """
+    try:
+        written = admin.describe_transactions(sink.group)[sink.group].partitions
+    except UnsupportedVersion:
+        # Brokers before Kafka 3.0 do not describe transactions.
+        return
+    unknown = set(written) - {TopicPartition(report.topic, report.partition) for report in reports}
+    if unknown:
+        raise AttemptLost(
+            f"batch {batch_id}: a lost attempt of a task wrote to {min(unknown)}, and its rows moved to "
+            "another task; nothing of it was committed"
+        )
 
 
 def check_reports(reports: Sequence[ShareReport]) -> tuple[RowSum, int]:
