@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,23 @@ def note_on_the_same_line(database: sqlite3.Connection, number: int, rows: list[
     note_at_once(database, number) and database.executemany("INSERT INTO rows VALUES (?)", rows)
 
 
+PACKAGE = """
+def transactional(function):
+    def call(database, *arguments):
+        with database:
+            function(database, *arguments)
+    return call
+"""
+package: dict[str, Any] = {}
+exec(compile(PACKAGE, "/usr/lib/python3/site-packages/package.py", "exec"), package)
+
+
+def note_before_a_package_commits(database: sqlite3.Connection, number: int, rows: list[tuple[str]]) -> None:
+    (_, _, file), *_ = database.execute("PRAGMA database_list")
+    database.executemany("INSERT INTO rows VALUES (?)", rows)
+    Path(f"{file}.{number}").touch()
+
+
 def ignore_errors(database: sqlite3.Connection, number: int, rows: list[tuple[str]]) -> None:
     with suppress(Exception):
         note_with(database, number, rows)
@@ -107,7 +124,8 @@ class BatchDriver(StandInDriver):
             file.execute("CREATE TABLE IF NOT EXISTS rows (id TEXT)")
             file.execute("CREATE TABLE IF NOT EXISTS batches (number INTEGER PRIMARY KEY)")
             number = sum(ends.values())
-            if not file.execute("SELECT 1 FROM batches WHERE number = ?", (number,)).fetchone():
+            is_noted = Path(f"{self.settings['TARGET']}.{number}").exists()
+            if not (is_noted or file.execute("SELECT 1 FROM batches WHERE number = ?", (number,)).fetchone()):
                 self._announcer.call(type(self).write, file, number, rows)
                 while self._armed.exists():
                     wait_or_die()
@@ -150,6 +168,7 @@ def outcome_of(cell: str, trial: Trial, monkeypatch: pytest.MonkeyPatch, driver:
         ("driver-at-write", note_with, False, False),
         ("driver-at-write", note_within, True, False),
         ("driver-at-write", note_on_the_same_line, True, False),
+        ("driver-at-write", package["transactional"](note_before_a_package_commits), True, False),
         ("driver-in-write", note_after, False, True),
         ("driver-in-write", note_with, False, False),
         ("write-fails", ignore_errors, True, False),
@@ -167,7 +186,8 @@ def test_a_fault_between_two_lines_shows_what_a_function_of_foreachbatch_does_wr
 ) -> None:
     """R1581: no cell showed that a micro-batch is noted before its rows or directly after them, or that
     errors of a table's write are ignored. R1625: or that it is noted within the `with` block that commits
-    its rows, or on the line that writes them.
+    its rows, or on the line that writes them. R1703: or in the last line of a function, before a package
+    commits its rows.
     """
     driver = type("Driver", (BatchDriver,), {"write": staticmethod(write)})
     outcome = outcome_of(cell, trial, monkeypatch, driver)
@@ -281,3 +301,22 @@ def test_a_place_is_a_line_and_the_number_of_its_announcements(
     LineAnnouncer(tmp_path).call(write)
     returned = "1: noted() has returned to "
     assert announced == [("1: ", 4), ("1: ", 5), ("1: ", 1), (returned, 5), ("2: ", 4)]
+
+
+def test_a_place_is_also_the_end_of_a_function_that_a_package_has_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1703: the package may commit then."""
+    file, announced = tmp_path / AT_LINE, []
+
+    def release() -> None:
+        announced.append(file.read_text().partition(str(Path(__file__).parent))[0])
+        file.unlink()
+
+    def write(_database: Any) -> None:
+        pass
+
+    monkeypatch.setattr(held_lines, "_pause", release)
+    LineAnnouncer(tmp_path).call(package["transactional"](write), nullcontext())
+    LineAnnouncer(tmp_path).call(write, None)
+    assert announced == ["1: ", "1: write() has returned to a package", "1: "]

@@ -98,15 +98,18 @@ class LineAnnouncer:
 
     def _announce(self, what: str, frame: FrameType | None) -> None:
         """Announce the line of a frame and the lines that have called it, and wait for the trial."""
+        if frame is None or frame.f_code is _CALL:
+            # The function of foreachBatch has returned, and nothing follows it.
+            return
         lines = []
         above = frame
         while above is not None and above.f_code is not _CALL:
             if self._is_users(above):
                 lines.append(f"{above.f_code.co_filename}:{above.f_lineno}")
             above = above.f_back
-        if not lines:
-            return
-        line = what + " < ".join(lines)
+        # Without lines, a package has called the user's function, and may commit now. Guard:
+        # test_a_place_is_also_the_end_of_a_function_that_a_package_has_called.
+        line = what + (" < ".join(lines) or "a package")
         step, self._last = (self._last, line), line
         if step in self._seen:
             return
