@@ -65,6 +65,12 @@ def note_on_the_same_line(database: sqlite3.Connection, number: int, rows: list[
     note_at_once(database, number) and database.executemany("INSERT INTO rows VALUES (?)", rows)
 
 
+def touch_note(database: sqlite3.Connection, number: int) -> None:
+    """Note a micro-batch in a file beside the database."""
+    (_, _, file), *_ = database.execute("PRAGMA database_list")
+    Path(f"{file}.{number}").touch()
+
+
 PACKAGE = """
 def transactional(function):
     def call(database, *arguments):
@@ -80,6 +86,13 @@ def note_before_a_package_commits(database: sqlite3.Connection, number: int, row
     (_, _, file), *_ = database.execute("PRAGMA database_list")
     database.executemany("INSERT INTO rows VALUES (?)", rows)
     Path(f"{file}.{number}").touch()
+
+
+def note_within_a_lock(database: sqlite3.Connection, number: int, rows: list[tuple[str]]) -> None:
+    with database:
+        database.execute("BEGIN EXCLUSIVE")
+        touch_note(database, number)
+        database.executemany("INSERT INTO rows VALUES (?)", rows)
 
 
 def ignore_errors(database: sqlite3.Connection, number: int, rows: list[tuple[str]]) -> None:
@@ -169,6 +182,7 @@ def outcome_of(cell: str, trial: Trial, monkeypatch: pytest.MonkeyPatch, driver:
         ("driver-at-write", note_within, True, False),
         ("driver-at-write", note_on_the_same_line, True, False),
         ("driver-at-write", package["transactional"](note_before_a_package_commits), True, False),
+        ("driver-at-write", note_within_a_lock, True, False),
         ("driver-in-write", note_after, False, True),
         ("driver-in-write", note_with, False, False),
         ("write-fails", ignore_errors, True, False),
@@ -187,7 +201,7 @@ def test_a_fault_between_two_lines_shows_what_a_function_of_foreachbatch_does_wr
     """R1581: no cell showed that a micro-batch is noted before its rows or directly after them, or that
     errors of a table's write are ignored. R1625: or that it is noted within the `with` block that commits
     its rows, or on the line that writes them. R1703: or in the last line of a function, before a package
-    commits its rows.
+    commits its rows. R1704: or while the function locks the target.
     """
     driver = type("Driver", (BatchDriver,), {"write": staticmethod(write)})
     outcome = outcome_of(cell, trial, monkeypatch, driver)
@@ -243,14 +257,18 @@ def test_the_line_before_the_end_of_a_with_block_fails(tmp_path: Path) -> None:
     assert fails == [False] * 5 + [True] * 3
 
 
-def test_a_line_at_which_the_writes_cannot_be_counted_is_passed_over(tmp_path: Path) -> None:
-    """A writer locks the database, so the rows may have been written before that line or after it."""
+def test_a_line_within_a_lock_may_be_the_line_that_writes(tmp_path: Path) -> None:
+    """R1704: such a line was passed over, because the writes cannot be counted there. But a function that
+    locks the target commits its rows when it removes the lock.
+    """
     lines, file = HeldLines(tmp_path), tmp_path / AT_LINE
-    for line, writes in (("a", 0), ("b", None), ("c", 2), ("a", 2)):
+    seen = []
+    for line, writes in (("1: lock", 0), ("1: note", None), ("2: lock", None), ("1: end", 2), ("2: lock", 2)):
         file.write_text(line)
         lines.read()
         lines.look(writes)
-    assert lines.is_before_write
+        seen.append(lines.is_before_write)
+    assert seen == [False] * 4 + [True]
 
 
 def test_each_step_between_two_lines_is_announced_once(

@@ -144,7 +144,7 @@ class HeldLines:
         self._control = control
         self._line: str | None = None
         self._last_lines: tuple[str | None, str | None] = (None, None)
-        """The last two lines that were announced when the writes could be counted, the newer one last."""
+        """The last two lines that were announced, the newer one last."""
         self._writes = 0
         self._is_armed = False
         self._writing_line: str | None = None
@@ -158,17 +158,17 @@ class HeldLines:
             self._line = None
 
     def look(self, writes: int | None) -> None:
-        """Note the number of writes, which was counted after `read`; None if they cannot be counted now."""
-        if writes is None:
-            return
-        if writes > self._writes and self._writing_line is None:
+        """Note the number of writes, which was counted after `read`; None if they cannot be counted now,
+        because the function locks the target. Guard: test_a_line_within_a_lock_may_be_the_line_that_writes.
+        """
+        if writes is not None and writes > self._writes and self._writing_line is None:
             before, self._writing_line = self._last_lines
             # At the end of a `with` block, the error would leave its transaction open, and a later
             # micro-batch might commit it. So the last line in the block fails. Guard:
             # test_the_line_before_the_end_of_a_with_block_fails.
             is_first = self._writing_line is None or self._writing_line.startswith(_FIRST)
             self._failing_line = self._writing_line if is_first else before
-        self._writes = writes
+        self._writes = self._writes if writes is None else writes
         if self._line is not None and self._line != self._last_lines[1]:
             self._last_lines = self._last_lines[1], self._line
 
