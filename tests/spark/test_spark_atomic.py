@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -126,13 +127,14 @@ def test_a_job_group_neither_hides_a_second_write_of_a_micro_batch_nor_a_new_run
 def test_two_calls_of_write_atomic_do_not_run_at_once() -> None:
     """R1628: of two threads with one name, the second one took the rows of the first one for its own."""
     call, other = [atomic._Call("run", f"group-{n}", "topic", 7) for n in range(2)]
+    df: Any = SimpleNamespace(semanticHash=lambda: 1)
 
     def claim(wanted: atomic._Call) -> None:
-        with atomic._claimed(wanted, "n"):
+        with atomic._claimed(wanted, "n", df):
             pass
 
     def fail(wanted: atomic._Call) -> None:
-        with atomic._claimed(wanted, "n"):
+        with atomic._claimed(wanted, "n", df):
             claim(other)
             with pytest.raises(SinkError, match="a second time in this run"):
                 claim(call)
@@ -144,6 +146,58 @@ def test_two_calls_of_write_atomic_do_not_run_at_once() -> None:
     claim(call._replace(batch_id=8))
     with pytest.raises(SinkError, match="batch 8 a second time"):
         claim(call._replace(batch_id=8))
+
+
+def test_another_write_is_not_taken_for_one_that_failed_after_its_commit(
+    spark: Any,
+    shared_broker: oncelog.Broker,
+    topic: str,
+    checkpoint: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """R1701: the second write found the commit of the first one, and its four rows were in no topic."""
+    bootstrap = shared_broker.bootstrap_servers
+    stream = stream_of_six_rows(spark, bootstrap, topic)
+    options, keep, written = options_of(bootstrap, topic), Sink.keep, []
+
+    def fail(sink: Sink, admin: Admin, group: str, *arguments: Any, **more: Any) -> None:
+        if group == sink.finished_id:
+            raise OncelogError("the note is lost")
+        keep(sink, admin, group, *arguments, **more)
+
+    def take(frame: Any, batch_id: int) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Sink, "keep", fail)
+            with pytest.raises(SinkError, match="the note is lost"):
+                write_atomic(frame.where("value >= 'v4'"), batch_id, options)
+        for _ in range(2):
+            with pytest.raises(SinkError, match=r"is already committed for this name.*its own name"):
+                write_atomic(frame.where("value < 'v4'"), batch_id, options)
+        written.append(write_atomic(frame.where("value >= 'v4'"), batch_id, options))
+
+    query = stream.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint)
+    query.trigger(availableNow=True).start().awaitTermination()
+    assert [write[:3] for write in written] == [(0, 2, True)]
+    assert values(spark, bootstrap, topic) == [4, 5]
+
+
+def test_a_stream_does_not_take_a_write_outside_of_it_for_its_own(
+    spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
+) -> None:
+    """R1701: the six rows of the stream's first micro-batch were in no topic."""
+    bootstrap = shared_broker.bootstrap_servers
+    stream = stream_of_six_rows(spark, bootstrap, topic)
+    options, name = options_of(bootstrap, topic), f"{topic}-both"
+    write_atomic(numbers(spark, 6, 9), 0, options, name=name)
+
+    def take(frame: Any, batch_id: int) -> None:
+        with pytest.raises(SinkError, match=r"is already committed for this name.*its own name"):
+            write_atomic(frame, batch_id, options, name=name)
+        write_atomic(frame, batch_id, options)
+
+    query = stream.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint)
+    query.trigger(availableNow=True).start().awaitTermination()
+    assert values(spark, bootstrap, topic) == list(range(9))
 
 
 @pytest.mark.behaviour("P6")

@@ -158,6 +158,9 @@ class Frame:
     def repartition(self, count: int, *columns: str) -> Frame:
         return replace(self, shuffled_at=len(self.steps), task_count=count)
 
+    def semanticHash(self) -> int:
+        return hash(self.rows)
+
     def collect(self) -> list[Any]:
         """Run the job from the driver's thread. Raises JobFailed."""
         rows: list[Any] = wait(self._run())

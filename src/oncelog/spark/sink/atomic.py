@@ -33,6 +33,7 @@ from oncelog.spark.sink.atomic_task import (
 )
 from oncelog.spark.sink.batch_plan import note_begun
 from oncelog.spark.sink.decisions import (
+    NO_PLAN,
     BatchCommit,
     Compare,
     Reason,
@@ -128,18 +129,27 @@ def write_atomic(
         )
     sink = Sink(name, settings, part="atomic")
     run_id = _run_id_of(df, query_id) if query_id is not None else None
-    with _claimed(_Call(run_id, sink.group, sink.marker_at.topic, batch_id), name):
-        return _write(df, batch_id, sink, user_name, is_in_stream=query_id is not None)
+    with _claimed(_Call(run_id, sink.group, sink.marker_at.topic, batch_id), name, df) as is_same_call:
+        is_in_stream = query_id is not None
+        return _write(df, batch_id, sink, user_name, is_in_stream=is_in_stream, is_same_call=is_same_call)
 
 
 def _write(
-    df: DataFrame, batch_id: int, sink: Sink, user_name: str | None, *, is_in_stream: bool
+    df: DataFrame,
+    batch_id: int,
+    sink: Sink,
+    user_name: str | None,
+    *,
+    is_in_stream: bool,
+    is_same_call: bool = True,
 ) -> AtomicWrite:
     """Write the batch, and write it again if a task fails."""
     settings = sink.settings
     for attempts_left in reversed(range(_ATTEMPTS)):
         try:
-            written = _write_once(df, batch_id, sink, user_name, is_in_stream=is_in_stream)
+            written = _write_once(
+                df, batch_id, sink, user_name, is_in_stream=is_in_stream, is_same_call=is_same_call
+            )
             publish(_metrics(sink.name, written))
             return written
         except Exception as error:
@@ -171,36 +181,51 @@ _calls: set[_Call] = set()
 """The calls of this process that run or have succeeded, for the newest batch of each run, group and marker
 topic.
 """
+_failed: dict[_Call, set[int]] = {}
+"""The calls that failed, for the same batches, with the hashes of the plans of their DataFrames."""
 _calls_lock = threading.Lock()
 
 
 @contextmanager
-def _claimed(call: _Call, name: str) -> Iterator[None]:
+def _claimed(call: _Call, name: str, df: DataFrame) -> Iterator[bool]:
     """Allow only one call with these values to run or succeed. Raises SinkError for another one.
 
     If two threads made such calls at once, the second one would take the commit of the first one for its own.
-    Guard: test_two_calls_of_write_atomic_do_not_run_at_once.
+    Guard: test_two_calls_of_write_atomic_do_not_run_at_once. A call that failed may have committed its rows.
+    So yield False if such a call had a DataFrame with another plan. Guard:
+    test_another_write_is_not_taken_for_one_that_failed_after_its_commit.
     """
     if call.run_id is None:
-        yield
+        yield True
         return
+    plan = df.semanticHash()
     with _calls_lock:
         if call in _calls:
             raise Refuse(Reason.WRITTEN_TWICE, repr(name)).error(call.batch_id)
-        _calls.difference_update({other for other in _calls if other[:3] == call[:3]})
+        for other in {other for other in (*_calls, *_failed) if other[:3] == call[:3] and other != call}:
+            _calls.discard(other)
+            _failed.pop(other, None)
         _calls.add(call)
+        is_same_call = _failed.get(call, set()) <= {plan}
     try:
-        yield
+        yield is_same_call
     except BaseException:
         with _calls_lock:
             _calls.discard(call)
+            _failed.setdefault(call, set()).add(plan)
         raise
 
 
 def _write_once(
-    df: DataFrame, batch_id: int, sink: Sink, user_name: str | None, *, is_in_stream: bool
+    df: DataFrame,
+    batch_id: int,
+    sink: Sink,
+    user_name: str | None,
+    *,
+    is_in_stream: bool,
+    is_same_call: bool = True,
 ) -> AtomicWrite:
-    settings, planned = sink.settings, digest_of_plan(df) if is_in_stream else ""
+    settings, planned = sink.settings, digest_of_plan(df) if is_in_stream else NO_PLAN
     with (
         Producer({**settings.producer, "transactional.id": sink.group}) as producer,
         Admin(settings.admin) as admin,
@@ -213,8 +238,11 @@ def _write_once(
             case Refuse() as refusal:
                 raise refusal.error(batch_id)
             case Compare(there, committed):
-                if not (is_in_stream and is_plan_repeated(committed, planned)):
-                    _compare(df, batch_id, sink, there, is_in_stream)
+                # Rows that another write of the function committed, or a call outside of the query, are not
+                # those of this call.
+                is_of_query = is_in_stream and is_same_call and committed != NO_PLAN
+                if not (is_of_query and is_plan_repeated(committed, planned)):
+                    _compare(df, batch_id, sink, there, is_of_query)
                 return AtomicWrite(batch_id, there.rows, already_committed=True)
             case Write():
                 note_begun(sink, admin, batch_id)
@@ -260,7 +288,7 @@ def _marker(sink: Sink, admin: Admin) -> TaskMarker | None:
     return max(filter(None, (marker, noted)), key=lambda found: found.batch_id)
 
 
-def _compare(df: DataFrame, batch_id: int, sink: Sink, there: RowSum, is_in_stream: bool) -> None:
+def _compare(df: DataFrame, batch_id: int, sink: Sink, there: RowSum, is_of_query: bool) -> None:
     """Raise SinkError if the rows of the committed batch differ from those of `df`.
 
     Do not call this for a batch that a streaming query repeats with the same plan. Its rows may differ
@@ -271,7 +299,7 @@ def _compare(df: DataFrame, batch_id: int, sink: Sink, there: RowSum, is_in_stre
     now = RowSum()
     for row in sums:
         now = now.plus(row["rows"], int(row["hash"]))
-    refusal = decide_same_content(there, now, is_in_stream=is_in_stream)
+    refusal = decide_same_content(there, now, is_in_stream=is_of_query)
     if refusal is not None:
         raise refusal.error(batch_id)
 

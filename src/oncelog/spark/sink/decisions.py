@@ -43,6 +43,8 @@ from oncelog.errors import OncelogError
 from oncelog.types import OffsetAndMetadata
 
 _FORMAT = 1
+NO_PLAN = "none"
+"""`TaskMarker.planned` of a batch that was committed outside of a streaming query."""
 _MAX_EARLIER_RUNS = 100
 """Maximum length of `PlanNote.earlier`. The run ids take 16 characters each in JSON, and the whole note must
 fit into offset.metadata.max.bytes (4096).
