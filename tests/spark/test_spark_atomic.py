@@ -510,3 +510,28 @@ def test_a_row_that_moves_to_another_task_after_an_executor_is_lost_is_stored_on
         ends = consumer.end_offsets(tps)
         stored = [piece["value"].to_pylist() for tp in tps for piece in consumer.fetch_range(tp, 0, ends[tp])]
         assert stored == [[b"a"]]
+
+
+def test_an_attempt_with_a_former_producer_id_takes_no_lease() -> None:
+    """R1702: it took the lease of the transaction that had fenced it. A second attempt of the task then got
+    the lease, too, and numbered its records from 0 beside those of the first attempt.
+    """
+    with (
+        oncelog.Broker() as broker,
+        Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin,
+    ):
+        create_topic(broker.bootstrap_servers, "t")
+        settings = parse_sink_options(options_of(broker.bootstrap_servers, "t"), "stream")
+        sink = Sink("former", settings, part="atomic")
+        with Producer({**settings.producer, "transactional.id": sink.group}) as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            share = producer.share_transaction()
+            former = share._replace(producer_id=share.producer_id + 1, producer_epoch=32766)
+            lease = atomic_task.TaskLease(sink, 0, 7, share)
+            lease.acquire(admin)
+            with pytest.raises(SinkError, match="a newer attempt writes batch 7"):
+                atomic_task.TaskLease(sink, 0, 7, former).acquire(admin)
+            with pytest.raises(SinkError, match="an earlier attempt of task 0 of batch 7 had begun"):
+                atomic_task.TaskLease(sink, 0, 7, share).acquire(admin)
+            producer.abort_transaction()

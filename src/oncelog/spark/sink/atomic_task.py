@@ -21,7 +21,7 @@ from oncelog.client.producer.blocking import Delivery, Producer
 from oncelog.client.producer.column_partitions import Partitions, partitions_of_keys
 from oncelog.client.producer.partitioner import Partitioner
 from oncelog.config import PRODUCER
-from oncelog.errors import OncelogError, TimedOut
+from oncelog.errors import OncelogError, TimedOut, UnsupportedVersion
 from oncelog.spark.python_worker import freeze_modules
 from oncelog.spark.sink.decisions import RowRefused, RowSum, SinkError, WriteLease, may_acquire_lease
 from oncelog.spark.sink.error_hints import explain_error
@@ -234,8 +234,25 @@ class TaskLease:
                     f"an earlier attempt of task {self.task} of batch {self._mine.batch_id} had begun to "
                     f"write, so the whole batch is written again (the earlier attempt: {cause})"
                 )
+            self._check_producer_id(admin, found)
             self._commit(producer, self._mine)
             self._is_mine = True
+
+    def _check_producer_id(self, admin: Admin, found: WriteLease | None) -> None:
+        """Raise SinkError if the lease `found` is for a newer transaction of another producer id.
+
+        Producer ids have no order, so only the coordinator knows which one is newer. It assigns another one
+        after the last epoch. Guard: test_an_attempt_with_a_former_producer_id_takes_no_lease.
+        """
+        if found is None or found[:2] == self._mine[:2] or found.batch_id != self._mine.batch_id:
+            return
+        with suppress(UnsupportedVersion):
+            # Brokers before Kafka 3.0 do not describe transactions.
+            current = admin.describe_transactions(self._sink.group)[self._sink.group]
+            if (current.producer_id, current.producer_epoch) != self._mine[1:3]:
+                raise SinkError(
+                    f"a newer attempt writes batch {self._mine.batch_id}, so task {self.task} writes nothing"
+                )
 
     def record_failure(self, text: str) -> None:
         """Store the reason why this attempt failed, so that the next attempt's error can quote it."""

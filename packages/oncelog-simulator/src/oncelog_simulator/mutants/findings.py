@@ -162,6 +162,7 @@ OUT_OF_REACH: dict[str, str] = {
         "R1380 R1381 R1382 R1383 R1384 R1386 R1387 R1388 R1389 R1400 R1401 R1405"
     ),
     "no simulated batch write has options of streams": "R1582",
+    "no simulated task outlives a producer id": "R1702",
     "no simulated function ignores a failed call of `write_atomic`": "R1701",
     "no simulated executor loses shuffle files": "R1700",
     "no simulated function calls `write_atomic` in two threads": "R1628",
