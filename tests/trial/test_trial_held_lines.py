@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from support.trial import StandInDriver, trial_of
 
@@ -127,21 +128,46 @@ class BatchDriver(StandInDriver):
             )
             for row in batch.select(["key"]).to_pylist()
         ]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(held_lines, "_pause", self._wait_or_die)
+            self._write(sum(ends.values()), rows)
 
-        def wait_or_die() -> None:
-            if self._stop.wait(0.002):
-                raise Killed
+    def _wait_or_die(self) -> None:
+        if self._stop.wait(0.002):
+            raise Killed
 
-        with pytest.MonkeyPatch.context() as patch, closing(sqlite3.connect(self.settings["TARGET"])) as file:
-            patch.setattr(held_lines, "_pause", wait_or_die)
+    def _write(self, number: int, rows: list[tuple[str]]) -> None:
+        with closing(sqlite3.connect(self.settings["TARGET"])) as file:
             file.execute("CREATE TABLE IF NOT EXISTS rows (id TEXT)")
             file.execute("CREATE TABLE IF NOT EXISTS batches (number INTEGER PRIMARY KEY)")
-            number = sum(ends.values())
             is_noted = Path(f"{self.settings['TARGET']}.{number}").exists()
             if not (is_noted or file.execute("SELECT 1 FROM batches WHERE number = ?", (number,)).fetchone()):
                 self._announcer.call(type(self).write, file, number, rows)
                 while self._armed.exists():
-                    wait_or_die()
+                    self._wait_or_die()
+
+
+class IcebergDriver(BatchDriver):
+    """Appends each micro-batch to an Iceberg table, and notes it before the transaction ends."""
+
+    def _write(self, number: int, rows: list[tuple[str]]) -> None:
+        from pyiceberg.catalog import load_catalog
+
+        place, note = self.settings["TARGET"], Path(self.settings["TARGET"], f"noted-{number}")
+        catalog = load_catalog(
+            "c", type="sql", uri=f"sqlite:///{place}/catalog.db", warehouse=f"file://{place}"
+        )
+        catalog.create_namespace_if_not_exists("lake")
+        column = pa.table({"id": pa.array([name for (name,) in rows], pa.string())})
+        table = catalog.create_table_if_not_exists("lake.rows", column.schema)
+
+        def write() -> None:
+            with table.transaction() as transaction:
+                transaction.append(column)
+                note.touch()
+
+        if not note.exists():
+            self._announcer.call(write)
 
 
 class NoteOfOffsets(StandInDriver):
@@ -226,6 +252,19 @@ def test_a_query_without_a_function_of_foreachbatch_is_not_accused(
     topic = replace(trial, kind=TargetKind.TOPIC)
     outcome = outcome_of(cell, topic, monkeypatch, StandInDriver)
     assert outcome.verdict is Verdict.IMPOSSIBLE and "no function of foreachBatch" in outcome.detail, outcome
+
+
+def test_the_line_that_writes_to_iceberg_is_the_one_that_commits(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1705: it was the line that appends, because a data file was new. No cell lost the rows of a function
+    that notes a micro-batch between the two.
+    """
+    pytest.importorskip("pyiceberg", reason="needs the package pyiceberg")
+    iceberg = replace(trial, kind=TargetKind.ICEBERG)
+    outcome = outcome_of("driver-at-write", iceberg, monkeypatch, IcebergDriver)
+    assert outcome.verdict is Verdict.VIOLATED and outcome.counts is not None, outcome
+    assert outcome.counts.lost > 0 and outcome.counts.doubled == 0
 
 
 def test_the_line_that_writes_is_the_last_one_before_there_is_a_write(tmp_path: Path) -> None:

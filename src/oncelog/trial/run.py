@@ -39,7 +39,7 @@ from oncelog.trial.plan import (
 )
 from oncelog.trial.spark_checkpoint import CheckpointState, read_checkpoint, remove_last_commit
 from oncelog.trial.spark_worker import restart_spark_worker
-from oncelog.trial.targets import PostgresqlTarget, Target, target_of
+from oncelog.trial.targets import IcebergTarget, PostgresqlTarget, Target, target_of
 
 PARTITIONS = 2
 """Partitions of the source, and of the target if it is a topic."""
@@ -515,7 +515,10 @@ class _CellRun:
         self._state = state
         watch = self._watch
         self._strikes.look(writes)
-        self._lines.look(None if counted is None else writes)
+        visible = counted
+        if isinstance(self._target, IcebergTarget):
+            visible = self._target.count_rows()
+        self._lines.look(None if visible is None else watch.writes + visible)
         return Evidence(
             is_planned=state.is_planned,
             is_consumed=state.covers(self._ends),

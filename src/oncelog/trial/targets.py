@@ -223,20 +223,43 @@ class IcebergTarget:
         self._directory, self._id_name = directory, id_name
         self.remark = ""
         self._with_rows: set[Path] = set()
+        self._rows, self._counted_at = 0, list[str]()
 
     def count_writes(self) -> int:
         return count_files_with_rows(self._directory, self._with_rows)
 
+    def count_rows(self) -> int | None:
+        """Return the number of rows that readers see; None while the catalog cannot be read.
+
+        A transaction writes its data files before it commits them. Guard:
+        test_the_line_that_writes_to_iceberg_is_the_one_that_commits.
+        """
+        from pyiceberg.table import StaticTable
+
+        try:
+            locations = self._metadata_files(timeout_s=0)
+        except sqlite3.OperationalError:
+            return None
+        if locations != self._counted_at:
+            snapshots = [StaticTable.from_metadata(location).current_snapshot() for location in locations]
+            summaries = [snapshot.summary for snapshot in snapshots if snapshot and snapshot.summary]
+            self._rows = sum(int(summary["total-records"] or 0) for summary in summaries)
+            self._counted_at = locations
+        return self._rows
+
+    def _metadata_files(self, timeout_s: float) -> list[str]:
+        file = self._directory / "catalog.db"
+        if not file.exists():
+            return []
+        address = f"{file.as_uri()}?mode=ro"
+        with closing(sqlite3.connect(address, timeout=timeout_s, uri=True)) as catalog:
+            found = catalog.execute("SELECT metadata_location FROM iceberg_tables").fetchall()
+        return [location for (location,) in found]
+
     def read(self) -> Iterator[Row]:
         from pyiceberg.table import StaticTable
 
-        file = self._directory / "catalog.db"
-        if not file.exists():
-            return
-        address = f"{file.as_uri()}?mode=ro"
-        with closing(sqlite3.connect(address, timeout=_LOCK_TIMEOUT_S, uri=True)) as catalog:
-            locations = catalog.execute("SELECT metadata_location FROM iceberg_tables").fetchall()
-        for (location,) in locations:
+        for location in self._metadata_files(_LOCK_TIMEOUT_S):
             table = StaticTable.from_metadata(location)
             columns = columns_of_ids([field.name for field in table.schema().fields], self._id_name)
             yield from table.scan(selected_fields=tuple(columns or ["*"])).to_arrow().to_pylist()
