@@ -102,7 +102,7 @@ class LineAnnouncer:
             # The function of foreachBatch has returned, and nothing follows it.
             return
         lines = []
-        above = frame
+        above: FrameType | None = frame
         while above is not None and above.f_code is not _CALL:
             if self._is_users(above):
                 lines.append(f"{above.f_code.co_filename}:{above.f_lineno}")
