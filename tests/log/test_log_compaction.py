@@ -18,6 +18,7 @@ from oncelog.log.background import BackgroundQueue, run
 from oncelog.log.config import LogConfig
 from oncelog.log.index import AbortedTransaction
 from oncelog.log.partition import Partition
+from oncelog.log.segment_swap import make_swap
 from oncelog.rules.storage.compaction import Aborted
 from oncelog.rules.storage.read_committed import Verdict, VisibilityFilter
 from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
@@ -849,6 +850,37 @@ def _steps_of(meanwhile: Any, at: int | None = None) -> int:
         expected = {key: value for _, key, value in kept}
         assert values == {key: value for key, value in expected.items() if value is not None}
     return steps
+
+
+@pytest.mark.parametrize("deleted_to", [6, 12, 20])
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_kill_after_records_were_deleted_during_a_swap_loses_no_others(
+    deleted_to: int, is_stored: bool
+) -> None:
+    """A client deletes records while the compacted segment is synced in a thread. A kill follows."""
+    disk = MemoryDisk()
+    settings = {**SETTINGS, "cleanup_policy": "compact,delete"}
+    partition = open_partition(disk, config(**settings))
+    for number in range(40):
+        write(partition, b"%d" % number, b"%d" % number)
+    partition.flush()
+    partition.reconfigure(config(**settings | {"segment_bytes": 4_000}))
+    background = partition.log._background = BackgroundQueue()
+    background.on_added = lambda: None
+    dirty = partition.cleaner.dirty_range(NOW_MS)
+    assert dirty is not None
+    background.add(partition.cleaner.compact(dirty, NOW_MS))
+    while (call := background.step()) is None or getattr(call.call, "func", None) is not make_swap:
+        if call is not None:
+            call()
+    partition.delete_records(deleted_to, NOW_MS)
+    call()
+    point, log_start = partition.recovery_point, deleted_to if is_stored else 0
+    again = open_partition(
+        disk.after_kill(), config(**settings), recovery_point=point, log_start_offset=log_start
+    )
+    stored = [offset for offset, _, _ in committed(again)]
+    assert stored == list(range(log_start, 40))
 
 
 def test_the_last_batch_of_a_round_tells_where_the_log_ends() -> None:

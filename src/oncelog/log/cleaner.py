@@ -228,7 +228,6 @@ class SegmentSwapper:
         for segment in segments:
             segment.file.pread(1, 0)  # open the file now, because it still has its name
             segment.keep_indexes_in_memory()
-        self._log.is_swapping = True
 
     def swap_in(self, segments: list[Segment]) -> BackgroundTask:
         """Replace `segments` with their complete successor, which has the base offset of the first segment.
@@ -415,17 +414,22 @@ class Compaction:
                         if not log.owns_segments(group):
                             return False
             output.finish()
+            if not log.owns_segments(group):
+                return False
+            # From now on, no segment of the group may be deleted. If a kill followed, the next start would
+            # swap the successor in, and then delete it as older than a deleted segment. See
+            # test_a_kill_after_records_were_deleted_during_a_swap_loses_no_others.
+            log.is_swapping = True
             try:
                 yield partial(make_swap, log.disk, log.directory, output, group[-1].log_path)
             except OSError:
-                # Ignore the error if DeleteRecords or retention has removed a segment's file names during the
-                # call.
-                if log.owns_segments(group):
+                if log.owns_segments(group):  # otherwise the log was closed during the call
                     raise
             if log.owns_segments(group):
                 swapper.begin(group)
                 is_complete = True
         finally:
+            log.is_swapping = is_complete
             swapper.has_leftovers = not is_complete
             output.close()
             if not is_complete:

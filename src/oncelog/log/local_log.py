@@ -68,7 +68,7 @@ class LocalLog:
         self.is_closed = False
         self.is_swapping = False
         """True while compaction replaces segments. During that time the old segments' files may have no
-        names, so no segment may be deleted.
+        names, or a start would replace them, so no segment may be deleted.
         """
         self.unindexed_marker_offset: int | None = None
         """The offset of the transaction marker that is being appended; None if no append of a marker is in
