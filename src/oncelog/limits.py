@@ -21,7 +21,9 @@ class Limits:
     several passes.
     """
     compaction_step_items: int = 500
-    """Batches and records that compaction handles in one step. A larger batch is decoded in a thread."""
+    """Batches and records that compaction handles in one step. Each 4 KB of a batch count as one more. A
+    batch of more records is decoded in a thread.
+    """
 
     # Segments and their indexes
     index_run_entries: int = 256

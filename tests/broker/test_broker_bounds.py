@@ -464,6 +464,23 @@ def test_compaction_opens_a_batch_of_many_records_in_a_thread(count: int, jobs: 
     assert last.offset == count - 1
 
 
+@pytest.mark.parametrize("codec", [Compression.NONE, Compression.GZIP])
+def test_compaction_of_large_records_takes_many_steps(codec: Compression) -> None:
+    """A record of 900 KB ends a step, and so does a small batch that may decompress to as much."""
+    settings = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": 0}
+    partition = open_partition(log_config=config(**settings))
+    count = 12
+    for number in range(count):
+        put(partition, log_batch(key=b"%d" % number, value=bytes(900_000), compression=codec))
+    partition.log.roll(NOW_MS)
+    partition.flush()
+    dirty = partition.cleaner.dirty_range(NOW_MS)
+    assert dirty is not None
+    steps = sum(job is None for job in partition.cleaner.compact(dirty, NOW_MS) if job is None or not job())
+    # Each batch is read once for its keys, and once to be copied. Three of them may share a step.
+    assert steps >= 2 * count // 3
+
+
 @pytest.mark.parametrize("codec", Compression, ids=lambda codec: codec.name.lower())
 def test_compaction_decompresses_in_a_thread_what_may_become_large(
     codec: Compression, monkeypatch: pytest.MonkeyPatch
