@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -15,12 +17,15 @@ from oncelog.config import INT64_MAX
 from oncelog.errors import InvalidProducerEpoch, KafkaStorageError
 from oncelog.limits import Limits
 from oncelog.log.background import BackgroundQueue, run
+from oncelog.log.cleaner import _groups
 from oncelog.log.config import LogConfig
+from oncelog.log.disk import Disk
 from oncelog.log.index import AbortedTransaction
 from oncelog.log.partition import Partition
 from oncelog.log.segment_swap import make_swap
 from oncelog.rules.storage.compaction import Aborted
 from oncelog.rules.storage.read_committed import Verdict, VisibilityFilter
+from oncelog.server.disk import RealDisk
 from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 from oncelog.types import Compression, Isolation, Origin
 from oncelog.wire.batch import build_batch, iter_batches
@@ -881,6 +886,56 @@ def test_a_kill_after_records_were_deleted_during_a_swap_loses_no_others(
     )
     stored = [offset for offset, _, _ in committed(again)]
     assert stored == list(range(log_start, 40))
+
+
+def many_segments(disk: Disk, count: int) -> Partition:
+    """Return a compacted partition with `count` closed segments of one record each."""
+    partition = open_partition(disk, config(cleanup_policy="compact", segment_ms=1))
+    for number in range(count + 1):
+        write(partition, b"%d" % (number % 50), b"%d" % number, timestamp_ms=NOW_MS + 10 * number)
+    partition.flush()
+    partition.log.release_handles()
+    assert partition.segment_count == count + 1
+    return partition
+
+
+def test_compaction_of_many_segments_needs_few_descriptors(tmp_path: Path) -> None:
+    partition = many_segments(RealDisk(tmp_path), 350)
+    before = largest = len(os.listdir("/proc/self/fd"))
+    dirty = partition.cleaner.dirty_range(NOW_MS + DAY_MS)
+    assert dirty is not None
+    for call in partition.cleaner.compact(dirty, NOW_MS + DAY_MS):
+        if call is not None:
+            call()
+        largest = max(largest, len(os.listdir("/proc/self/fd")))
+    assert largest - before <= 110
+    assert partition.segment_count == 5
+    assert [int(value or b"") for _, _, value in committed(partition)] == list(range(300, 351))
+    partition.abandon()
+
+
+def test_compaction_of_many_segments_looks_at_each_a_few_times() -> None:
+    """The closed segments of a partition are grouped, and looked for, in linear time."""
+    count, looks = 600, 0
+
+    class Counted(int):
+        def __radd__(self, other: int) -> int:
+            nonlocal looks
+            looks += 1
+            return int(self) + other
+
+        def __add__(self, other: int) -> int:
+            nonlocal looks
+            looks += 1
+            return int(self) + other
+
+    partition = many_segments(MemoryDisk(), count)
+    segments = list(partition.log.segments)[:-1]
+    for segment in segments:
+        segment.size_bytes = Counted(segment.size_bytes)
+    groups = list(_groups(segments, partition.config))
+    assert [segment for group in groups for segment in group] == segments
+    assert looks <= 3 * count
 
 
 def test_the_last_batch_of_a_round_tells_where_the_log_ends() -> None:

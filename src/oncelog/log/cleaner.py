@@ -42,6 +42,8 @@ about 3 ms.
 """
 _LARGE_BYTES = 1 << 20
 """A compressed batch that may decompress to more bytes than this is decompressed in a thread."""
+_MAX_GROUP = 100
+"""The maximum number of segments that are compacted into one. Their files are open together."""
 _BYTES_PER_ITEM = 4096
 """The number of bytes whose reading or copying costs as much as one batch or record."""
 
@@ -390,6 +392,9 @@ class Compaction:
                     yield None
                     if not self._log.owns_segments([segment]):
                         return end_offset
+            # A partition may have more closed segments than a process may have descriptors. See
+            # test_compaction_of_many_segments_needs_few_descriptors.
+            segment.file.release_handle()
             end_offset = segment.end_offset
         return end_offset
 
@@ -506,17 +511,19 @@ class Compaction:
 
 
 def _groups(segments: Iterable[Segment], config: LogConfig) -> Iterator[list[Segment]]:
-    """Yield groups of neighbouring segments that fit into one segment together."""
+    """Yield groups of at most _MAX_GROUP neighbouring segments that fit into one segment together."""
     group: list[Segment] = []
+    size_bytes = 0
     for segment in segments:
-        size_bytes = sum(member.size_bytes for member in group) + segment.size_bytes
         if group and (
-            size_bytes > config.segment_bytes
+            len(group) == _MAX_GROUP
+            or size_bytes + segment.size_bytes > config.segment_bytes
             or segment.end_offset - group[0].base_offset > config.limits.max_relative_offset
         ):
             yield group
-            group = []
+            group, size_bytes = [], 0
         group.append(segment)
+        size_bytes += segment.size_bytes
     if group:
         yield group
 

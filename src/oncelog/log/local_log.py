@@ -167,7 +167,7 @@ class LocalLog:
         """Return True if the partition is open and online, and all of `segments` are still in its segment
         list.
         """
-        return not self.is_closed and self.failure is None and set(self.segments).issuperset(segments)
+        return not self.is_closed and self.failure is None and all(map(self.segments.__contains__, segments))
 
     # Writing
 

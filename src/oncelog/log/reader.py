@@ -276,7 +276,7 @@ def search_timestamp(segments: SegmentList, timestamp_ms: int, start_offset: int
                 cost.spent = 0
                 yield None
                 is_next_step = True
-            if is_next_step and not any(other is segment for other in segments):
+            if is_next_step and segment not in segments:
                 # The segment was compacted or deleted while other requests ran. Continue in the segment that
                 # has these offsets now. See
                 # test_a_look_up_by_time_continues_if_its_segment_is_deleted_during_a_job.
@@ -339,7 +339,7 @@ def search_max_timestamp(segments: SegmentList, start_offset: int, cost: StepCos
         if largest_ms < 0:
             return None
         record = yield from search_timestamp(segments, largest_ms, start_offset, cost)
-        is_there = any(segment is newest for segment in segments)
+        is_there = newest in segments
         if record is not None or (is_there and newest in exact_ms):
             return record
         # The segment stays, but DeleteRecords or compaction has removed the record; Apache Kafka returns a
@@ -370,7 +370,7 @@ def _largest_from(
             yield None
         else:
             is_next_step = False
-        if is_next_step and not any(other is segment for other in segments):
+        if is_next_step and segment not in segments:
             return -1
         if header.base_offset >= start_offset and header.records_count:
             largest[0] = max(largest[0], header.max_timestamp_ms)

@@ -24,6 +24,11 @@ class SegmentList:
     def __len__(self) -> int:
         return len(self._segments)
 
+    def __contains__(self, segment: Segment) -> bool:
+        """Return True if this very segment is in the list. The time hardly grows with the list."""
+        index = bisect_right(self._bases, segment.base_offset) - 1
+        return 0 <= index < len(self._segments) and self._segments[index] is segment
+
     @property
     def first(self) -> Segment:
         return self._segments[0]
