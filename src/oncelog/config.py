@@ -138,7 +138,7 @@ TOPIC = SettingsTable(
         ("file.delete.delay.ms", "int", 60_000, "Delay before a deleted file is removed from disk.", 0),
         ("flush.messages", "int", INT64_MAX, "Number of records after which the log is synced to disk; 1: before each acknowledgement.", 1),
         ("flush.ms", "int", INT64_MAX, "Maximum time between two syncs of the log to disk.", 0),
-        ("index.interval.bytes", "int", 4_096, "Bytes of log between two index entries.", 0, INT32_MAX),
+        ("index.interval.bytes", "int", 4_096, "Bytes of log between two index entries. Values above 65536 act as 65536.", 0, INT32_MAX),
         ("max.message.bytes", "int", 1_048_588, "Maximum size of a batch, compressed and with its header.", 0, INT32_MAX),
         ("message.timestamp.type", "str", "CreateTime", "CreateTime or LogAppendTime.", None, None, ("CreateTime", "LogAppendTime")),
         ("message.timestamp.before.max.ms", "int", INT64_MAX, "Maximum age of a CreateTime timestamp.", 0),

@@ -23,7 +23,7 @@ from oncelog.client.consumer.completed_fetch import CompletedFetch
 from oncelog.client.consumer.fetch_messages import FetchedBatch
 from oncelog.errors import InvalidRecord, MessageTooLarge
 from oncelog.limits import Limits
-from oncelog.log import cleaner, validation
+from oncelog.log import cleaner, scan, validation
 from oncelog.log.index import AbortedTransaction
 from oncelog.log.partition import Partition
 from oncelog.log.reader import StepCost
@@ -462,6 +462,27 @@ def test_compaction_opens_a_batch_of_many_records_in_a_thread(count: int, jobs: 
     assert done == jobs and steps >= count // 500
     (last,) = decode_records(partition.read(0, 1 << 20).records)
     assert last.offset == count - 1
+
+
+@pytest.mark.parametrize("interval", [1 << 20, 2**31 - 1])
+def test_a_fetch_reads_few_headers_whatever_the_index_interval_is(
+    interval: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = open_partition(log_config=config(index_interval_bytes=interval))
+    count = 4_000
+    for _ in range(count):
+        put(partition, log_batch())
+    read_count = 0
+
+    def counted(*args: Any) -> Any:
+        nonlocal read_count
+        read_count += 1
+        return read_header(*args)
+
+    monkeypatch.setattr(scan, "read_header", counted)
+    for offset in (count - 1, count // 2, count // 3):
+        assert read_header(partition.read(offset, 1).records).base_offset == offset
+    assert read_count < 3_000
 
 
 @pytest.mark.parametrize("codec", [Compression.NONE, Compression.GZIP])
