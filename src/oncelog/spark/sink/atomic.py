@@ -254,12 +254,13 @@ def _write_once(
                 with producer.transaction():
                     reports = _run(df, batch_id, sink, producer.share_transaction(), counts)
                     total, size_bytes = check_reports(reports)
-                    check_partitions(admin, sink, batch_id, reports)
                     # Check that no topic was created again. Otherwise the new topic would have only the rows
                     # that were sent after its creation, and the batch would count as committed. Guard:
                     # test_a_topic_created_again_while_its_tasks_write_gets_no_rows.
                     before = {(report.topic, report.topic_id) for report in reports}
                     check_topics(admin, before | set(leases_at.items()), batch_id)
+                    # This comes last, so that a task that is still running has little time left to write.
+                    check_partitions(admin, sink, batch_id, reports)
                     written_at = time.monotonic()
                     kept = {sink.marker_at: TaskMarker(batch_id, total, planned).encode()}
                     producer.send_offsets_to_transaction(kept, sink.group)
