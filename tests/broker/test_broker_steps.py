@@ -19,7 +19,7 @@ from oncelog.broker.coordinators.markers import MARKER_COST, OFFSETS_PER_ELEMENT
 from oncelog.broker.coordinators.transactions import MAX_MARKERS_AT_ONCE
 from oncelog.broker.dispatch import end_round, tick
 from oncelog.broker.encoded_response import ENCODED_PER_STEP, EncodedInSteps, encoding_of
-from oncelog.broker.handlers import produce
+from oncelog.broker.handlers import metadata, produce
 from oncelog.broker.handlers.delete_acls import MAX_REPEATED
 from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Request
@@ -31,6 +31,7 @@ from oncelog.broker.topics.topics import NewTopic, Topic
 from oncelog.broker.topics.topics_file import FILE_NAME
 from oncelog.errors import (
     DuplicateResource,
+    InvalidTopicException,
     KafkaStorageError,
     NotCoordinator,
     PolicyViolation,
@@ -310,6 +311,56 @@ def test_responses_with_long_names_are_not_cached_without_bound(monkeypatch: pyt
     assert ask() == 2
     node.topics.create("u", 1, {}, NOW_MS)
     assert [ask(str(number) * 20_000) for number in range(2)] == [1, 2]
+
+
+def metadata_of(*names: str) -> MetadataRequest:
+    topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
+    return MetadataRequest(topics=topics, allow_auto_topic_creation=True)
+
+
+def test_a_topic_that_could_not_be_created_is_created_by_the_next_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """R1690: the cached response said for good that the topic does not exist, so it was never created."""
+    monkeypatch.setattr(metadata, "MAX_PARTITIONS_PER_REQUEST", 2)
+    node = open_node(MemoryDisk())
+    node.topics.create("large", DEFAULT_LIMITS.large_answer_partitions, {}, NOW_MS)
+
+    def ask() -> list[int]:
+        answer, version = handle(node, metadata_of("large", "a", "b", "c")), MetadataRequest.api.max_version
+        response = MetadataResponse.decode(version, answer.encode(version))
+        return [topic.error_code for topic in response.topics]
+
+    assert ask() == [0, 0, 0, UnknownTopicOrPartition.code]
+    assert ask() == [0, 0, 0, 0]
+    assert len(node.topics.large_responses) == 1
+
+
+def test_names_of_topics_that_may_be_created_are_checked_in_steps() -> None:
+    """R1691: a request for 49,000 invalid names blocked all other clients for 1.3 s."""
+    node = driven(MemoryDisk())
+    answer = handle(node, metadata_of(*(f"not a name {number}" for number in range(MANY))))
+    assert isinstance(answer, PendingResponse)
+    steps, response = finish(node, answer)
+    assert steps >= 2 * (MANY // STEP_ELEMENTS)  # half of them check the names
+    assert {topic.error_code for topic in response.topics} == {InvalidTopicException.code}
+
+
+def test_the_description_of_topics_that_may_be_created_goes_with_its_connection() -> None:
+    """R1692: it was made to its end without a slot, also for clients that were gone."""
+    node = open_node(MemoryDisk())
+    node.topics.create("t", (FREE_STEPS + 3) * STEP_ELEMENTS, {}, NOW_MS)
+    node.log_manager.background.on_added = lambda: None
+    answers = [handle(node, metadata_of("t", f"not {number}")) for number in range(2 * MAX_LARGE)]
+    assert all(isinstance(answer, PendingResponse) for answer in answers)
+    for _ in range((FREE_STEPS + 2) * len(answers)):
+        node.log_manager.background.step()
+    assert len(node.slots._waiters) == MAX_LARGE
+    for answer in answers:
+        answer.cancel()
+    node.log_manager.background.finish()
+    assert not node.slots._waiters and not node.slots._used_count
+    assert not node.topics.large_responses
 
 
 def test_users_are_listed_in_steps() -> None:

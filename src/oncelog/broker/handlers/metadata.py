@@ -21,7 +21,7 @@ from oncelog.broker.handlers.create_topics import MAX_PARTITIONS_PER_REQUEST
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authorizer import FULL_ACCESS, allowed_bits
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Work, respond_in_steps
+from oncelog.broker.stepwise import Continuation, StepBudget, Work, respond_in_steps
 from oncelog.broker.topics.topic_names import check_topic_name
 from oncelog.broker.topics.topics import NewTopic, Topic
 from oncelog.errors import (
@@ -48,16 +48,30 @@ _Topic = MetadataResponse.MetadataResponseTopic
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: MetadataRequest = request.message
-    may_create = bool(message.topics) and message.allow_auto_topic_creation
-    # If this request may create topics, finish it even after the client has disconnected: once the topics
-    # file names the new topics, their partitions must be created.
+    may_create = message.allow_auto_topic_creation and state.settings["auto.create.topics.enable"]
+    # Create topics even after the client has disconnected: once the topics file names the new topics, their
+    # partitions must be created.
     answer: Answer = respond_in_steps(
-        state.slots, _handle(state, request, now_ms), is_cancellable=not may_create
+        state.slots,
+        _create_and_describe(state, request, now_ms) if may_create else _describe_all(state, request, {}),
+        is_cancellable=not may_create,
     )
     return answer
 
 
-def _handle(state: BrokerState, request: Request, now_ms: int) -> Work[Message]:
+def _create_and_describe(state: BrokerState, request: Request, now_ms: int) -> Work[Continuation]:
+    """Create the missing topics, and return the Continuation that describes all of them.
+
+    It stops if the client disconnects, and needs a slot. See
+    test_the_description_of_topics_that_may_be_created_goes_with_its_connection. The cache is used only after
+    the creation, because a repeated request may create what an earlier one could not. See
+    test_a_topic_that_could_not_be_created_is_created_by_the_next_request.
+    """
+    refused = yield from _create_missing(state, request, now_ms)
+    return Continuation(lambda: respond_in_steps(state.slots, _describe_all(state, request, refused)))
+
+
+def _describe_all(state: BrokerState, request: Request, refused: Mapping[str, BrokerError]) -> Work[Message]:
     message: MetadataRequest = request.message
     version = request.header.api_version
     wants_all = message.topics is None or (version == 0 and not message.topics)
@@ -73,8 +87,6 @@ def _handle(state: BrokerState, request: Request, now_ms: int) -> Work[Message]:
     cached: EncodedInSteps | None = state.topics.large_responses.get(key) if is_for_all else None
     if cached is not None:
         return cached.copy()
-    missing = [] if wants_all else (message.topics or [])
-    refused = (yield from _create_missing(state, request, missing, now_ms)) if may_create else {}
     revision = state.topics.revision
     answer = yield from _response(state, request, None if wants_all else message.topics, refused)
     if message.include_cluster_authorized_operations:
@@ -103,16 +115,16 @@ def _response(
     if requested is None:
         for topic in list(state.topics.all()):
             if request.is_authorized(ResourceType.TOPIC, topic.name):
-                topics.append(_describe(state, topic))
+                topics.append((yield from _describe(state, topic, budget)))
                 _add_operations(request, topics[-1])
-            if budget.spend(1 + len(topic.partitions)):
+            if budget.spend():
                 yield None
     else:
         unique = {(topic.name, bytes(topic.topic_id)): topic for topic in requested}
         for named in unique.values():
-            topics.append(_look_up(state, request, named, refused))
+            topics.append((yield from _look_up(state, request, named, refused, budget)))
             _add_operations(request, topics[-1])
-            if budget.spend(1 + len(topics[-1].partitions)):
+            if budget.spend():
                 yield None
     address = state.address(request)
     return MetadataResponse(
@@ -127,9 +139,7 @@ def _response(
     )
 
 
-def _create_missing(
-    state: BrokerState, request: Request, requested: list[MetadataRequest.MetadataRequestTopic], now_ms: int
-) -> Work[dict[str, BrokerError]]:
+def _create_missing(state: BrokerState, request: Request, now_ms: int) -> Work[dict[str, BrokerError]]:
     """Create the requested topics that do not exist, with one durable write. Return the errors by topic name.
 
     A request creates at most MAX_PARTITIONS_PER_REQUEST partitions, but always at least one topic. The
@@ -138,9 +148,12 @@ def _create_missing(
     refused: dict[str, BrokerError] = {}
     count: int = state.settings["num.partitions"]
     missing: list[NewTopic] = []
-    for topic in {(topic.name, bytes(topic.topic_id)): topic for topic in requested}.values():
-        name = topic.name
-        if name is None or bytes(topic.topic_id) != NO_ID or state.topics.get(name) is not None:
+    budget, named = state.step_budget(), request.message.topics or ()
+    for name in {topic.name: None for topic in named if bytes(topic.topic_id) == NO_ID}:
+        # The names may all be invalid. See test_names_of_topics_that_may_be_created_are_checked_in_steps.
+        if budget.spend():
+            yield None
+        if name is None or state.topics.get(name) is not None:
             continue
         if state.topics.is_changing(name):
             # While the topic is being created or deleted, report it as unknown. The client repeats its
@@ -178,7 +191,8 @@ def _look_up(
     request: Request,
     requested: MetadataRequest.MetadataRequestTopic,
     refused: Mapping[str, BrokerError],
-) -> _Topic:
+    budget: StepBudget,
+) -> Work[_Topic]:
     try:
         # An id takes precedence over the name, because the Java client sends an empty name with an id, not
         # null.
@@ -188,13 +202,13 @@ def _look_up(
                 raise UnknownTopicId()
             if not request.is_authorized(ResourceType.TOPIC, topic.name):
                 return _Topic(error_code=TopicAuthorizationFailed.code, name=None, topic_id=topic.topic_id)
-            return _describe(state, topic)
+            return (yield from _describe(state, topic, budget))
         request.authorize(ResourceType.TOPIC, requested.name)
         topic = state.topics.get(requested.name)
         if topic is None:
             check_topic_name(requested.name)
             raise copy_to_raise(refused.get(requested.name, UnknownTopicOrPartition()))
-        return _describe(state, topic)
+        return (yield from _describe(state, topic, budget))
     except BrokerError as error:
         return _Topic(error_code=error.code, name=requested.name, topic_id=requested.topic_id or NO_ID)
 
@@ -225,12 +239,13 @@ def cluster_bits(request: Request) -> int:
     return allowed_bits(request.access, ResourceType.CLUSTER, CLUSTER_NAME)
 
 
-def _describe(state: BrokerState, topic: Topic) -> _Topic:
-    return _Topic(
-        name=topic.name,
-        topic_id=topic.topic_id,
-        is_internal=topic.is_internal,
-        partitions=[
+def _describe(state: BrokerState, topic: Topic, budget: StepBudget) -> Work[_Topic]:
+    """Return the description of a topic. Its partitions need steps, too: a topic may have 100,000 of them."""
+    result = _Topic(name=topic.name, topic_id=topic.topic_id, is_internal=topic.is_internal, partitions=[])
+    for index, partition in enumerate(topic.partitions.copy()):
+        if budget.spend():
+            yield None
+        result.partitions.append(
             MetadataResponse.MetadataResponsePartition(
                 partition_index=index,
                 leader_id=state.node_id,
@@ -238,6 +253,5 @@ def _describe(state: BrokerState, topic: Topic) -> _Topic:
                 replica_nodes=[state.node_id],
                 isr_nodes=[state.node_id],
             )
-            for index, partition in enumerate(topic.partitions)
-        ],
-    )
+        )
+    return result
