@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import count, pairwise
 from typing import Any
+from weakref import ref
 
 import pytest
 from support.broker import RawClient
@@ -953,6 +954,24 @@ def test_a_fetch_of_several_steps_that_waits_goes_with_its_connection() -> None:
     assert len(node.fetch_purgatory) == 1
     answer.cancel()
     assert len(node.fetch_purgatory) == 0
+
+
+def test_a_waiting_fetch_does_not_keep_its_request() -> None:
+    """R1693: a request that names one partition 99,000 times took 12 MB while its fetch waited."""
+    node = open_node(MemoryDisk())
+    topic = node.topics.create("t", 1, {}, NOW_MS)
+
+    class Requested(FetchRequest.FetchPartition):  # type: ignore[misc]
+        __slots__ = ("__weakref__",)
+
+    rows = [Requested(partition=0, fetch_offset=0, partition_max_bytes=1) for _ in range(3)]
+    references = [ref(row) for row in rows]
+    named = FetchRequest.FetchTopic(topic_id=topic.topic_id, partitions=rows)
+    message = FetchRequest(topics=[named], max_bytes=1, min_bytes=1, max_wait_ms=60_000, session_epoch=-1)
+    assert isinstance(handle(node, message), PendingResponse)
+    del rows, named, message
+    # Only the last one is among the fetch's partitions.
+    assert [row() is None for row in references] == [True, True, False]
 
 
 def waiting_fetch(node: BrokerState) -> tuple[Topic, PendingResponse]:

@@ -23,6 +23,8 @@ KIP-227, KIP-320; Kafka's ReplicaManager.fetchMessages.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
+from dataclasses import replace
 
 from oncelog.broker.fetch_sessions import (
     FULL_AND_CREATE,
@@ -107,6 +109,7 @@ def _read(state: BrokerState, request: Request, context: FetchContext, now_ms: i
         reads_in_steps=has_stepped,
         is_committed_only=fetch.is_committed_only,
     )
+    fetch.forget_request()
     state.fetch_purgatory.watch(delayed)
     return pending
 
@@ -214,6 +217,16 @@ class _Fetch:
             if not is_same:
                 return True
         return False
+
+    def forget_request(self) -> None:
+        """Keep only the partitions of the context while the fetch waits.
+
+        A request may name one partition 99,000 times, and a fetch may wait for ten minutes. See
+        test_a_waiting_fetch_does_not_keep_its_request.
+        """
+        self.message = message = copy(self.message)
+        message.topics, message.forgotten_topics_data = [], []
+        self.request = replace(self.request, message=message)
 
     def partitions(self) -> list[TopicPartition]:
         named = ((self._topic(t), t.requested.partition) for t in self.context.targets)
