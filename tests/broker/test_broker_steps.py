@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import count, pairwise
 from typing import Any
+from unittest.mock import Mock
 from weakref import ref
 
 import pytest
@@ -16,6 +17,7 @@ from support.fuzz import targets
 from support.fuzz.targets import NOW_MS, open_node
 
 from oncelog.broker import dispatch, purgatory
+from oncelog.broker.coordinators.internal_topic_config import CONSUMER_OFFSETS, TRANSACTION_STATE
 from oncelog.broker.coordinators.markers import MARKER_COST, OFFSETS_PER_ELEMENT, Marker
 from oncelog.broker.coordinators.transactions import MAX_MARKERS_AT_ONCE
 from oncelog.broker.dispatch import end_round, tick
@@ -82,6 +84,7 @@ from oncelog.wire.messages import (
     ElectLeadersRequest,
     FetchRequest,
     FindCoordinatorRequest,
+    InitProducerIdRequest,
     JoinGroupRequest,
     ListGroupsRequest,
     ListOffsetsRequest,
@@ -691,6 +694,28 @@ def test_a_topic_is_made_to_its_end_though_its_client_went_away() -> None:
     answer.cancel()
     node.log_manager.background.finish()
     assert len(node.topics.get("many").partitions) == count  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", [CONSUMER_OFFSETS, TRANSACTION_STATE])
+def test_a_coordinator_whose_topic_a_client_is_creating_is_not_available_yet(name: str) -> None:
+    """R1694: the clients of the coordinator got TOPIC_ALREADY_EXISTS, which they do not retry."""
+    node = driven(MemoryDisk())
+    answer = handle(node, create(name, 2 * PARTITIONS_PER_STEP))
+    assert isinstance(answer, PendingResponse)
+    if name == CONSUMER_OFFSETS:
+        partitions = [OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=0)]
+        named = OffsetCommitRequest.OffsetCommitRequestTopic(name="t", partitions=partitions)
+        node.topics._by_name["t"] = Topic("t", bytes(16), {}, node.settings, [Mock()])
+        commit = OffsetCommitRequest(
+            group_id="g", generation_id_or_member_epoch=-1, member_id="", topics=[named]
+        )
+        code = handle(node, commit, 8).topics[0].partitions[0].error_code
+    else:
+        code = handle(
+            node, InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=1000)
+        ).error_code
+    assert code == NotCoordinator.code
+    finish(node, answer, may_block=True)
 
 
 def create_many(count: int, *, validate_only: bool = False) -> CreateTopicsRequest:

@@ -30,6 +30,7 @@ from oncelog.errors import (
     NotCoordinator,
     PeerError,
     StorageError,
+    TopicAlreadyExists,
 )
 from oncelog.log.partition import Partition
 from oncelog.log.producers import end_marker
@@ -142,7 +143,8 @@ class InternalTopic:
             return topic
         try:
             return self._topics.create(self.name, self._partition_count, {}, now_ms)
-        except (StorageError, KafkaStorageError) as error:
+        except (StorageError, KafkaStorageError, TopicAlreadyExists) as error:
+            # TopicAlreadyExists: a client's request is creating the topic in steps.
             raise NotCoordinator(f"{self.name} cannot be created: {error}") from error
 
     def partition_of(self, key: str) -> int:
