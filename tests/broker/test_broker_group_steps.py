@@ -13,6 +13,7 @@ from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Request
 from oncelog.broker.topics.topic_names import MAX_LENGTH
 from oncelog.limits import DEFAULT_LIMITS
+from oncelog.log.background import BackgroundTask, Kind
 from oncelog.rules.groups.consumer import in_order
 from oncelog.wire.frames import RequestHeader
 
@@ -139,6 +140,25 @@ def test_long_names_of_former_subscriptions_are_bounded(is_pattern: bool) -> Non
         epoch = answer.member_epoch
         kept.append(sum(len("".join([*names, *regexes])) for names, regexes in groups._resolved))
     assert 4_000 <= max(kept) <= 100 * MAX_LENGTH
+
+
+def test_a_target_does_not_wait_for_the_blocking_calls_of_look_ups() -> None:
+    """R1695: a large group got no target while other clients looked up times in compressed batches."""
+    group_node = many_steps(max_immediate_assignment_cost=1)
+    background = group_node.node.log_manager.background
+
+    def look_up() -> BackgroundTask:
+        yield lambda: None
+
+    background.add(look_up(), Kind.REQUEST_WITH_CALLS)
+    assert background.step() is not None  # the call of the look-up is running
+    group_node.ask(heartbeat("g", "m"), 1)
+    while background.is_ready:
+        call = background.step()
+        if call is not None:
+            call()
+    group = group_node.node.groups.consumers.get("g")
+    assert group is not None and len(group.targets["m"]) == 2
 
 
 def test_equal_names_of_another_group_are_compared_once() -> None:

@@ -443,7 +443,13 @@ def test_a_blocking_call_that_raises_raises_in_its_task() -> None:
     assert events == ["broken"]
 
 
-KINDS = {"L": Kind.LOG, "R": Kind.REQUEST, "J": Kind.REQUEST_WITH_CALLS, "C": Kind.CHANGE}
+KINDS = {
+    "L": Kind.LOG,
+    "R": Kind.REQUEST,
+    "J": Kind.REQUEST_WITH_CALLS,
+    "C": Kind.CHANGE,
+    "A": Kind.ASSIGNMENT,
+}
 
 
 @pytest.mark.parametrize(

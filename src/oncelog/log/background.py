@@ -39,6 +39,10 @@ class Kind(IntEnum):
     of these calls runs at a time. It does not wait for the look-ups of other clients, which the change may be
     meant to stop. See test_a_change_does_not_wait_for_the_blocking_calls_of_look_ups.
     """
+    ASSIGNMENT = 4
+    """The target of a large consumer group. It does not wait for look-ups either: without it, the members of
+    the group read nothing. See test_a_target_does_not_wait_for_the_blocking_calls_of_look_ups.
+    """
 
 
 class BackgroundQueue:

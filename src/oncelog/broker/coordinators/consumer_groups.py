@@ -255,7 +255,7 @@ class ConsumerGroups:
         self._schedule(draft.group_id, draft.next_deadline_ms())
         if draft.is_assigning and draft.group_id not in self._assigning:
             self._assigning.add(draft.group_id)
-            self._background.add(self._assign(draft.group_id, now_ms), Kind.REQUEST_WITH_CALLS)
+            self._background.add(self._assign(draft.group_id, now_ms), Kind.ASSIGNMENT)
         return written
 
     def _assign(self, group_id: str, now_ms: int) -> BackgroundTask:
