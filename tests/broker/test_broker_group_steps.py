@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.groups.node import GroupNode, create, heartbeat, join, sync
 
+from oncelog.broker.coordinators.consumer_groups import NAMES_PER_RECORD
 from oncelog.broker.dispatch import handle
 from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Request
@@ -140,6 +141,27 @@ def test_long_names_of_former_subscriptions_are_bounded(is_pattern: bool) -> Non
         epoch = answer.member_epoch
         kept.append(sum(len("".join([*names, *regexes])) for names, regexes in groups._resolved))
     assert 4_000 <= max(kept) <= 100 * MAX_LENGTH
+
+
+def test_look_ups_of_many_names_cost_more_of_the_round() -> None:
+    """R1696: 64 changes of one member's name, beside the 90,000 of another one, blocked all other clients for
+    2.7 s. So did heartbeats of two groups whose names did not fit the cache together.
+    """
+    group_node = many_steps()
+
+    def cost_of_change(group: str) -> int:
+        """Return the cost of a heartbeat that changes the one name of a member."""
+        (joined,) = group_node.ask(heartbeat(group, "m", subscribed_topic_names=["t"]), 1)
+        group_node.pass_time(1_000)
+        before = group_node.node.round_meter.records
+        changed = heartbeat(group, "m", joined.member_epoch, subscribed_topic_names=["u"])
+        assert group_node.ask(changed, 1)[0].error_code == 0
+        return group_node.node.round_meter.records - before
+
+    names = [f"n{number}" for number in range(400)]
+    (other,) = group_node.ask(heartbeat("g", "other", subscribed_topic_names=names), 1)
+    assert other.error_code == 0
+    assert cost_of_change("g") >= cost_of_change("alone") + len(names) // NAMES_PER_RECORD
 
 
 def test_a_target_does_not_wait_for_the_blocking_calls_of_look_ups() -> None:
