@@ -61,8 +61,8 @@ A group's record has the metadata of one protocol only. The limit is above 1, be
 its assignor sends metadata for both.
 """
 MAX_UNUSED_IDS_BYTES, GROUP_BYTES = 32 << 20, 2048
-"""Largest total size of the unused member ids of all classic groups in memory, and the size that is counted
-for each group with such ids: a group without members takes 1.8 KB.
+"""Largest total size of the unused member ids of all classic groups in memory. A group with such ids counts
+as GROUP_BYTES in addition: without members it takes 1.8 KB.
 """
 MEMBER_RECORDS, BYTES_PER_RECORD = 8, 64
 """Cost of each member of a classic group that is stored, and the bytes of its record that cost as much as one
