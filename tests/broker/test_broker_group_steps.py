@@ -13,10 +13,14 @@ from oncelog.broker.dispatch import handle
 from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Request
 from oncelog.broker.topics.topic_names import MAX_LENGTH
+from oncelog.errors import MessageTooLarge
 from oncelog.limits import DEFAULT_LIMITS
 from oncelog.log.background import BackgroundTask, Kind
 from oncelog.rules.groups.consumer import in_order
+from oncelog.server.request_handler import MAX_ROUND_REQUESTS, METERED_RECORDS
 from oncelog.wire.frames import RequestHeader
+from oncelog.wire.messages import JoinGroupRequest
+from oncelog.wire.stored import GroupMetadataValue
 
 
 def test_the_members_of_a_group_are_answered_in_bounded_steps() -> None:
@@ -205,3 +209,34 @@ def test_equal_names_of_another_group_are_compared_once() -> None:
     assert len(compared) == 1
     group_node.ask(create("u"), 5)
     assert list(groups._resolve_topics(second, frozenset())) == ["t", "u"]
+
+
+def test_metadata_that_is_too_large_for_any_record_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1714: a request with 99 MB was encoded, and then refused. All clients waited 0.3 s for that."""
+    encoded: list[int] = []
+
+    def to_bytes(value: Any, version: int, original: Any = GroupMetadataValue.to_bytes) -> bytes:
+        encoded.append(sum(len(member.subscription) + len(member.assignment) for member in value.members))
+        return bytes(original(value, version))
+
+    monkeypatch.setattr(GroupMetadataValue, "to_bytes", to_bytes)
+    node, large = GroupNode(group_initial_rebalance_delay_ms=0), bytes(2 << 20)
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=large)
+    (refused,) = node.ask(join("g", protocols=[protocol]), 3)
+    (joined,) = node.ask(join("g"), 3)
+    assert (refused.error_code, joined.error_code) == (MessageTooLarge.code, 0)
+    for shares, code in (({"": large, joined.member_id: large}, MessageTooLarge.code), ({"": large}, 0)):
+        (synced,) = node.ask(sync("g", joined.member_id, joined.generation_id, shares), 3)
+        assert synced.error_code == code
+        if code:
+            (joined,) = node.ask(join("g", joined.member_id), 3)
+    assert max(encoded) < 1000
+
+
+def test_a_join_with_many_protocols_ends_its_round() -> None:
+    """R1714: 19,000 protocols take 0.06 s, and a round could have five such requests of one connection."""
+    node = GroupNode(group_initial_rebalance_delay_ms=0)
+    before = node.node.round_meter.records
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol
+    node.ask(join("g", protocols=[protocol(name=str(number)) for number in range(19_000)]), 3)
+    assert node.node.round_meter.records - before > MAX_ROUND_REQUESTS * METERED_RECORDS

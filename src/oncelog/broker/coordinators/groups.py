@@ -275,7 +275,7 @@ class GroupCoordinator:
         # test_storing_a_large_group_costs_more_of_the_round.
         self._round_meter.add(MEMBER_RECORDS * len(group.members))
         try:
-            key, value = encode_group(group)
+            key, value = encode_group(group, self._settings["message.max.bytes"])
             self._round_meter.add(len(value) // BYTES_PER_RECORD)
             written = [self.topic.append(index, [(key, value)], now_ms)]
         except BrokerError as error:

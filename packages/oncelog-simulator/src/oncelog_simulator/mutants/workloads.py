@@ -37,10 +37,10 @@ def _current_of_before(member: Any) -> bytes:
     return _CURRENT(replace(member, epoch=member.previous_epoch))
 
 
-def _no_generation(group: Any) -> Any:
+def _no_generation(group: Any, max_bytes: int) -> Any:
     generation_id, group.generation_id = group.generation_id, 0
     try:
-        return encode_group(group)
+        return encode_group(group, max_bytes)
     finally:
         group.generation_id = generation_id
 
