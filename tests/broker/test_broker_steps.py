@@ -1188,6 +1188,37 @@ def test_an_offset_that_is_committed_between_the_steps_of_a_fetch_is_returned(ve
     assert [row.partition_index for row in rows if row.committed_offset == 5] == [MANY - 1]
 
 
+@pytest.mark.parametrize("version", [7, 9])
+def test_all_offsets_of_a_group_are_sorted_in_steps(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1715: a request without topics checked and sorted all offsets at once: 0.1 s for 20,000."""
+    node, checks = driven(MemoryDisk()), 0
+    node.groups.offsets_partition("g", NOW_MS)
+    places = [TopicPartition(f"t{number % 3}", number) for number in reversed(range(MANY))]
+    node.groups.offsets.commit(
+        "g", {tp: CommittedOffset(tp.partition, -1, "", NOW_MS, -1, -1) for tp in places}, NOW_MS
+    )
+
+    def is_authorized(request: Request, *names: Any, original: Any = Request.is_authorized) -> bool:
+        nonlocal checks
+        checks += 1
+        return bool(original(request, *names))
+
+    monkeypatch.setattr(Request, "is_authorized", is_authorized)
+    fetch = OffsetFetchRequest
+    everything = fetch.OffsetFetchRequestGroup(group_id="g", topics=None)
+    answer = handle(node, fetch(group_id="g", topics=None, groups=[everything]), version)
+    assert isinstance(answer, PendingResponse) and checks <= STEP_ELEMENTS + 2
+    steps, response = finish(node, answer)
+    assert steps >= 2 * MANY // STEP_ELEMENTS - 1
+    topics = (response.groups[0] if version >= 8 else response).topics
+    fetched = [
+        (TopicPartition(topic.name, row.partition_index), row.committed_offset)
+        for topic in topics
+        for row in topic.partitions
+    ]
+    assert fetched == [(tp, tp.partition) for tp in sorted(places)]
+
+
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_fetches_of_several_steps_share_the_memory_for_answers(is_cancelled: bool) -> None:
     node = driven(MemoryDisk())
