@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,13 +17,14 @@ from support.log.partitions import NOW_MS, batch, config, limit, marker, open_pa
 from oncelog.config import INT64_MAX
 from oncelog.errors import InvalidProducerEpoch, KafkaStorageError
 from oncelog.limits import Limits
+from oncelog.log import cleaner
 from oncelog.log.background import BackgroundQueue, run
 from oncelog.log.cleaner import _groups
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import Disk
 from oncelog.log.index import AbortedTransaction
 from oncelog.log.partition import Partition
-from oncelog.log.segment_swap import make_swap
+from oncelog.log.segment_swap import make_swap, take_place
 from oncelog.rules.storage.compaction import Aborted
 from oncelog.rules.storage.read_committed import Verdict, VisibilityFilter
 from oncelog.server.disk import RealDisk
@@ -886,6 +888,45 @@ def test_a_kill_after_records_were_deleted_during_a_swap_loses_no_others(
     )
     stored = [offset for offset, _, _ in committed(again)]
     assert stored == list(range(log_start, 40))
+
+
+def test_a_deletion_on_a_full_disk_keeps_the_indexes_of_a_compacted_segment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A full disk refuses each snapshot, so segments to delete give up their indexes. Here a compaction has
+    just given their names to its segment.
+    """
+    disk = MemoryDisk()
+    disk.errors["create", ".tmp"] = errno.ENOSPC
+    settings = {**SETTINGS, "cleanup_policy": "compact,delete"}
+    partition = open_partition(disk, config(**settings))
+    background = partition.log._background = partition._producers._background = BackgroundQueue()
+    background.on_added = lambda: None
+    for number in range(40):
+        write(partition, b"%d" % number, b"%d" % number)
+    partition.flush()
+    _run(background)
+    assert partition._producers.is_snapshot_refused
+    partition.reconfigure(config(**settings | {"segment_bytes": 4_000}))
+
+    def take_place_and_delete(*args: Any) -> None:
+        take_place(*args)
+        partition.delete_records(12, NOW_MS)
+
+    monkeypatch.setattr(cleaner, "take_place", take_place_and_delete)
+    dirty = partition.cleaner.dirty_range(NOW_MS)
+    assert dirty is not None
+    run(partition.cleaner.compact(dirty, NOW_MS))
+    assert not partition.is_offline
+    assert partition.segment_count == 2
+    assert {f"{0:020d}.index", f"{0:020d}.timeindex"} <= set(disk.list("orders-0"))
+
+
+def _run(background: BackgroundQueue) -> None:
+    while background:
+        with suppress(OSError):
+            if (call := background.step()) is not None:
+                call()
 
 
 def many_segments(disk: Disk, count: int) -> Partition:

@@ -307,9 +307,11 @@ class LocalLog:
             try:
                 closed_to = self._next_base(dead)
                 has_snapshot = self.producers.snapshot_from(closed_to) is not None
-                if self.producers.is_snapshot_refused and not has_snapshot:
+                if self.producers.is_snapshot_refused and not has_snapshot and not self.is_swapping:
                     # Delete the indexes of the dead segments: on a full disk, this makes room for a snapshot.
-                    # See test_a_full_disk_with_one_segment_gets_room.
+                    # See test_a_full_disk_with_one_segment_gets_room. During a swap, their names may belong
+                    # to a compacted segment. See
+                    # test_a_deletion_on_a_full_disk_keeps_the_indexes_of_a_compacted_segment.
                     self._give_up_indexes(dead)
                 self._cover(closed_to)
             except OSError as error:
