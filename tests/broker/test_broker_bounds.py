@@ -37,6 +37,7 @@ from oncelog.wire.columns import batches_to_arrow
 from oncelog.wire.compression import compress, decompress
 from oncelog.wire.fetched_records import iter_rows
 from oncelog.wire.frames import encode_request
+from oncelog.wire.header import write_crc
 from oncelog.wire.messages import DeleteRecordsRequest, ListOffsetsRequest, MetadataRequest
 from oncelog.wire.records import MAX_RECORDS, NewRecord, decode_records, encode_records
 
@@ -483,6 +484,31 @@ def test_a_fetch_reads_few_headers_whatever_the_index_interval_is(
     for offset in (count - 1, count // 2, count // 3):
         assert read_header(partition.read(offset, 1).records).base_offset == offset
     assert read_count < 3_000
+
+
+def test_a_look_up_by_time_through_many_segments_takes_many_steps() -> None:
+    """The headers name larger timestamps than the records have, so that each segment is searched."""
+    partition = open_partition(log_config=config(segment_ms=1))
+    count = 300
+    for number in range(count):
+        data = bytearray(log_batch())
+        struct.pack_into(">q", data, 35, NOW_MS + 10 + 2 * number)
+        write_crc(data, 0, len(data))
+        put(partition, memoryview(data))
+    assert partition.segment_count == count
+    looks = 0
+
+    class Counted(int):
+        def __ge__(self, other: int) -> bool:
+            nonlocal looks
+            looks += 1
+            return int(self) >= other
+
+    for segment in partition.log.segments:
+        segment.max_timestamp_ms = Counted(segment.max_timestamp_ms)
+    steps = list(partition.search_timestamp(NOW_MS + 5, StepCost()))
+    assert len(steps) >= 2
+    assert looks <= 3 * count
 
 
 @pytest.mark.parametrize("codec", [Compression.NONE, Compression.GZIP])

@@ -49,6 +49,8 @@ Search = Generator[BlockingCall | None, None, FoundTime | None]
 """A search by timestamp. It is a background task (`oncelog.log.background`) that returns a record or None."""
 
 _BYTES_PER_COST = 1024
+_SEGMENT_COST = 40
+"""The cost of finding a segment and opening its file, in batches."""
 
 
 class LogReader:
@@ -255,6 +257,7 @@ def search_timestamp(segments: SegmentList, timestamp_ms: int, start_offset: int
     while (segment := _first_with(segments, timestamp_ms, start_offset)) is not None:
         relative = max(segment.times.offset_before(timestamp_ms), start_offset - segment.base_offset)
         position, step_cost = segment.index.position_for(relative), segment.limits.search_step_cost
+        cost.spent += _SEGMENT_COST
         for batch in _scan_for(segment, position, start_offset):
             header, is_next_step = batch.header, False
             cost.spent += 1 + header.size_bytes // _BYTES_PER_COST
@@ -304,7 +307,7 @@ def _scan_for(segment: Segment, position: int, start_offset: int) -> Iterator[Sc
 
 
 def _first_with(segments: SegmentList, timestamp_ms: int, start_offset: int) -> Segment | None:
-    for segment in segments:
+    for segment in segments.from_offset(start_offset):
         if segment.max_timestamp_ms >= timestamp_ms and segment.end_offset > start_offset:
             return segment
     return None
