@@ -99,6 +99,13 @@ def refusal(data: Path, **more: object) -> str:
     return str(refused.value)
 
 
+def test_a_lost_metadata_log_beside_a_snapshot_is_reported(tmp_path: Path) -> None:
+    (tmp_path / DIRECTORY).mkdir()
+    (tmp_path / DIRECTORY / f"{10:020d}-{1:010d}.checkpoint").touch()
+    with pytest.raises(StorageError, match="a snapshot but no log"):
+        read_metadata(RealDisk(tmp_path))
+
+
 @pytest.mark.behaviour("I27")
 def test_records_that_kafkas_settings_keep_are_kept_and_the_rest_deleted(plain: Path) -> None:
     with Broker(plain, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:

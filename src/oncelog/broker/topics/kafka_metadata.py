@@ -248,6 +248,8 @@ def read_metadata(disk: Disk) -> KafkaMetadata:
     if snapshots:
         end, name = max(snapshots)
         _replay_file(disk, name, metadata, 0, is_last=False)
+    if not segments:
+        raise StorageError(f"{disk.describe(DIRECTORY)} is incomplete: it has a snapshot but no log")
     following = [base for base, _ in segments[1:]] + [None]
     for (base, name), next_base in zip(segments, following, strict=True):
         if next_base is not None and next_base <= end:

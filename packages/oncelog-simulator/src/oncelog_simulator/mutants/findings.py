@@ -21,7 +21,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no simulated broker has a default retention of 0 ms": "R1302",
     "no directory of a running Apache Kafka, of an older version or of a backup is simulated": (
         "C16b C3b R2 R24 R26 R27 R28 R29 R36 R37 R38 R39 R40 R363 R365 R451 R631 R632 R832 R956 R1004 R1280 "
-        "R1321 R1333 R1334 R1350 R1351 R1352 R1357 R1490 R1495 R1496"
+        "R1321 R1333 R1334 R1350 R1351 R1352 R1357 R1490 R1495 R1496 R1726"
     ),
     "virtual time stands still while code runs": (
         "C8 C20 R670 S1 S2 S3 S4 S5 S15 S17 R3 R13 R14 R15 R19 R22 R34 R42 R43 R110 R111 R160 R162 R163"
