@@ -143,8 +143,8 @@ def _group(
         if name in ids and (topic is None or topic.topic_id != ids[name]):
             # The topic was deleted between two steps, and the offsets may belong to a new topic with its
             # name.
-            rows = [_unknown_id(row.partition_index) for row in offsets]
-            group.topics.append(_TopicResult(topic_id=ids[name], partitions=rows))
+            unknown_rows = [_unknown_id(row.partition_index) for row in offsets]
+            group.topics.append(_TopicResult(topic_id=ids[name], partitions=unknown_rows))
             continue
         group.topics.append(
             _TopicResult(
