@@ -13,7 +13,7 @@ from oncelog.broker.coordinators.consumer_group_log import by_topic_id
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authorizer import allowed_bits
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Work, name_cost, respond_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, name_cost, respond_in_steps
 from oncelog.errors import (
     GroupAuthorizationFailed,
     GroupIdNotFound,
@@ -43,20 +43,22 @@ def _answer_all(state: BrokerState, request: Request) -> Work[ConsumerGroupDescr
         state.step_budget(),
     )
     for group_id in dict.fromkeys(message.group_ids):
-        group = _describe_if_authorized(state, request, group_id)
+        group = yield from _describe_if_authorized(state, request, group_id, budget)
         if message.include_authorized_operations and not group.error_code:
             group.authorized_operations = allowed_bits(request.access, ResourceType.GROUP, group_id)
         response.groups.append(group)
-        if budget.spend(name_cost(group_id) + sum(map(_size, group.members))):
+        if budget.spend(name_cost(group_id)):
             yield None
     return response
 
 
-def _describe_if_authorized(state: BrokerState, request: Request, group_id: str) -> _Group:
+def _describe_if_authorized(
+    state: BrokerState, request: Request, group_id: str, budget: StepBudget
+) -> Work[_Group]:
     if not request.is_authorized(ResourceType.GROUP, group_id):
         return _Group(group_id=group_id, error_code=GroupAuthorizationFailed.code)
     try:
-        group = _describe(state, group_id)
+        group = yield from _describe(state, group_id, budget)
     except NotCoordinator as error:
         return _Group(group_id=group_id, error_code=error.code, error_message=error.message)
     named = {name for member in group.members for name in member.subscribed_topic_names}
@@ -72,7 +74,7 @@ def _describe_if_authorized(state: BrokerState, request: Request, group_id: str)
     )
 
 
-def _describe(state: BrokerState, group_id: str) -> _Group:
+def _describe(state: BrokerState, group_id: str, budget: StepBudget) -> Work[_Group]:
     if not group_id:
         return _Group(
             group_id=group_id, error_code=InvalidGroupId.code, error_message="A group id may not be empty."
@@ -82,14 +84,22 @@ def _describe(state: BrokerState, group_id: str) -> _Group:
         text = "is not a consumer group" if state.groups.has(group_id) else "not found"
         error = GroupIdNotFound(f"Group {group_id} {text}.")
         return _Group(group_id=group_id, error_code=error.code, error_message=error.message)
-    return _Group(
+    described = _Group(
         group_id=group_id,
         group_state=group.state.value,
         group_epoch=group.epoch,
         assignment_epoch=group.assignment_epoch,
         assignor_name=group.assignor,
-        members=[_member(state, group, member_id) for member_id in group.members],
+        members=[],
     )
+    # A change replaces the group by a changed copy, so the members of this object stay the same between the
+    # steps. See test_the_members_of_a_consumer_group_are_described_in_steps.
+    for member_id in group.members:
+        member = _member(state, group, member_id)
+        described.members.append(member)
+        if budget.spend(_size(member)):
+            yield None
+    return described
 
 
 def _member(state: BrokerState, group: ConsumerGroup, member_id: str) -> ConsumerGroupDescribeResponse.Member:

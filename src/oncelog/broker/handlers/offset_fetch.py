@@ -132,9 +132,9 @@ def _group(
     )
     ids = {topic.name: bytes(topic.topic_id) for topic in named or () if has_ids}
     make = OffsetFetchResponse.OffsetFetchResponsePartitions
-    rows = yield from _requested(state, request, requested.group_id, named, budget)
+    wanted = yield from _requested(state, request, requested.group_id, named, budget)
     is_named = named is not None
-    for item in _offsets(state, request, requested.group_id, rows, is_named, require_stable, budget, make):
+    for item in _offsets(state, request, requested.group_id, wanted, is_named, require_stable, budget, make):
         if item is None:
             yield None
             continue
