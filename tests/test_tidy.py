@@ -65,6 +65,7 @@ MAY_USE_CLOCK = re.compile(
 READS_CLOCKS = {
     "support/wait.py": "here the waiting is done",
     "support/costs_plugin.py": "measures what tests cost",
+    "support/time_limit_plugin.py": "skips tests that begin after the time limit of CI",
     "support/history/clients.py": "notes when calls begin and end, for the checker of histories",
     "support/pipeline/child_program.py": "a program of its own that a test kills",
     "kill/copier.py": "a program of its own that tests kill",
