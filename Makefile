@@ -64,7 +64,7 @@ SEEDS ?= 200
 simulate: setup  ## run the real broker and clients against simulated faults; SEEDS=A..B or a number
 	$(BIN)/oncelog simulate --seeds $(SEEDS)
 
-bench: setup  ## measure beside Apache Kafka (about 2 hours), and rewrite docs/benchmarks.md
+bench: setup  ## measure beside Apache Kafka (for hours), and rewrite docs/benchmarks.md
 	$(BIN)/oncelog bench all
 
 mutants: setup  ## mutation testing: list changed operators that no quick test notices; MODULES=... SECONDS=...

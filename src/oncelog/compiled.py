@@ -34,6 +34,9 @@ PACKAGE = os.path.dirname(__file__)
 PARTS = ("mypyc", "c")
 MANIFEST = "manifest.txt"
 
+Manifest = tuple[str, list[tuple[int, int, str]], frozenset[str]]
+"""The suffix, the sources (modification time in ns, size, path) and the modules of a manifest."""
+
 form = "pure Python"
 """A description of the code that this process runs, for `oncelog --version`. `select` sets it."""
 
@@ -74,27 +77,25 @@ def select() -> None:
     for part in PARTS:
         if part == refused:
             continue
-        directory = directory_of(PACKAGE, part)
-        manifest = read_manifest(directory)
-        if manifest is None:
-            continue
-        suffix, sources, modules = manifest
-        reason = difference(PACKAGE, suffix, sources)
-        if reason is None:
-            sys.meta_path.insert(0, _Finder(directory, suffix, modules))
+        usable = read_usable(part)
+        if isinstance(usable, tuple):
+            suffix, _, modules = usable
+            sys.meta_path.insert(0, _Finder(directory_of(PACKAGE, part), suffix, modules))
             running.append(part)
-        elif reason not in reasons:
-            reasons.append(reason)
+        elif usable is not None and usable not in reasons:
+            reasons.append(usable)
     form = describe(running, reasons)
 
 
-def reason_not_to_use(part: str) -> str | None:
-    """Return why the extension modules of a part must not run. Return None if they may run."""
+def read_usable(part: str) -> Manifest | str | None:
+    """Return a part's manifest, or as a text why its extension modules must not run. Return None if nothing
+    was compiled.
+    """
     manifest = read_manifest(directory_of(PACKAGE, part))
     if manifest is None:
-        return f"the modules of {part} are not compiled"
+        return None
     suffix, sources, _ = manifest
-    return difference(PACKAGE, suffix, sources)
+    return difference(PACKAGE, suffix, sources) or manifest
 
 
 def describe(running: list[str], reasons: list[str]) -> str:
@@ -114,11 +115,8 @@ def directory_of(package: str, part: str) -> str:
     return os.path.join(package, f"_compiled_{part}")
 
 
-def read_manifest(directory: str) -> tuple[str, list[tuple[int, int, str]], frozenset[str]] | None:
-    """Return the suffix, the sources (modification time in ns, size, path) and the modules of a manifest.
-
-    Return None if there is no manifest, because nothing was compiled.
-    """
+def read_manifest(directory: str) -> Manifest | None:
+    """Return the manifest in a directory. Return None if there is none, because nothing was compiled."""
     suffix, sources, modules = "", list[tuple[int, int, str]](), list[str]()
     try:
         with open(os.path.join(directory, MANIFEST), encoding="utf-8") as file:

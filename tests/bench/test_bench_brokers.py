@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from oncelog_bench import brokers
 from oncelog_bench.brokers import kept, running
-from oncelog_bench.framework import KAFKA, OURS, figure, load, targets_of
+from oncelog_bench.framework import COMPILED, KAFKA, OURS, figure, load, targets_of
 from oncelog_bench.page import write_page
 from oncelog_bench.throughput import read_perf_test
 from oncelog_devtools.apache_kafka import MissingDependency
 
+from oncelog import compiled
 from oncelog.errors import MisuseError, OncelogError
 
 FIELDS = {
@@ -123,3 +124,19 @@ def test_the_last_line_of_kafkas_own_generator_is_read() -> None:
     }  # fmt: skip
     with pytest.raises(OncelogError, match="did not print its summary line"):
         read_perf_test("Exception in thread main", 1_000)
+
+
+@pytest.mark.parametrize(
+    ("usable", "reason"),
+    [
+        (None, "nothing is compiled; run `make compile`"),
+        ("a has changed", "a has changed; run `make compile`"),
+    ],
+)
+def test_the_compiled_broker_is_left_out_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, usable: str | None, reason: str
+) -> None:
+    monkeypatch.setattr(compiled, "read_usable", lambda part: usable)
+    monkeypatch.setattr(brokers, "_warmed", lambda side, _: side)
+    with running((OURS, COMPILED), warm_up_seconds=0.0) as sides:
+        assert sides.names == [OURS] and sides.left_out == {COMPILED: reason}

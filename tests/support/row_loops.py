@@ -25,13 +25,11 @@ def c_module(name: str) -> Any:
     if name in sys.modules:
         return sys.modules[name]
     directory = compiled.directory_of(compiled.PACKAGE, "c")
-    manifest = compiled.read_manifest(directory)
-    if manifest is None:
+    usable = compiled.read_usable("c")
+    if usable is None:
         pytest.skip("the row loops in C were not compiled (`make setup` does it if there is a C compiler)")
-    suffix, sources, _ = manifest
-    reason = compiled.difference(compiled.PACKAGE, suffix, sources)
-    if reason is not None:
-        pytest.skip(f"the row loops in C are old: {reason}")
+    if isinstance(usable, str):
+        pytest.skip(f"the row loops in C are old: {usable}")
     file = os.path.join(directory, name + EXTENSION_SUFFIXES[0])
     spec = importlib.util.spec_from_file_location(name, file, loader=ExtensionFileLoader(name, file))
     assert spec is not None and spec.loader is not None

@@ -43,7 +43,7 @@ FLUSH_THREADS = 4
 SWEEP_SECONDS = 1.0
 """Time of one sweep, which checks the deadlines of all connections, in seconds."""
 SWEEP_SLICE = 50
-"""Number of connections that are checked in one turn of the event loop, in about 0.2 ms.
+"""Number of connections that are checked in one turn of the event loop.
 
 The slices are spread over SWEEP_SECONDS. If they followed each other, each request that arrives meanwhile
 would wait for a slice.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from unittest.mock import patch
 
 from oncelog_devtools.apache_kafka import ApacheKafka, MissingDependency
 
@@ -35,6 +36,7 @@ KAFKA_HEAP_MB = 1_024
 
 BROKERS = (OURS, KAFKA)
 ALL_BROKERS = (OURS, COMPILED, KAFKA)
+"""The brokers of measurements in which the broker's own processor time counts."""
 RECORD_OVERHEAD_BYTES = 10
 """Approximate overhead in bytes of a record without key and headers, with a value of 100 bytes to 8 KB."""
 
@@ -147,30 +149,29 @@ def running(names: Sequence[str], *, warm_up_seconds: float, are_fresh: bool = F
 
 def _start(stack: ExitStack, name: str, root: Path) -> Side:
     broker: BrokerProcess | ApacheKafka
-    if name == OURS:
-        broker = stack.enter_context(BrokerProcess(root / name / "data", settings=SETTINGS))
-    elif name == COMPILED:
-        if (reason := compiled.reason_not_to_use("mypyc")) is not None:
-            raise MissingDependency(f"{reason}; run `make compile`")
-        with _without_variable("ONCELOG_PURE_PYTHON"):
-            broker = stack.enter_context(BrokerProcess(root / name / "data", settings=SETTINGS))
-    else:
+    if name == KAFKA:
         (root / name).mkdir()
         broker = stack.enter_context(ApacheKafka(root / name, properties=SETTINGS, heap_mb=KAFKA_HEAP_MB))
+    else:
+        with _code_of(name):
+            broker = stack.enter_context(BrokerProcess(root / name / "data", settings=SETTINGS))
     admin = stack.enter_context(Admin({"bootstrap.servers": broker.bootstrap_servers}))
     tool = None if isinstance(broker, BrokerProcess) else broker.run_tool
     return Side(name, broker.bootstrap_servers, broker.pid, root / name, admin, tool)
 
 
 @contextmanager
-def _without_variable(name: str) -> Iterator[None]:
-    """Remove an environment variable for the `with` block."""
-    value = os.environ.pop(name, None)
-    try:
+def _code_of(name: str) -> Iterator[None]:
+    """Let a broker that starts in the `with` block run the compiled modules if it is COMPILED.
+
+    Raises MissingDependency if they are not compiled from the present sources.
+    """
+    if name == COMPILED and not isinstance(usable := compiled.read_usable("mypyc"), tuple):
+        raise MissingDependency(f"{usable or 'nothing is compiled'}; run `make compile`")
+    with patch.dict(os.environ):
+        if name == COMPILED:
+            os.environ.pop("ONCELOG_PURE_PYTHON", None)
         yield
-    finally:
-        if value is not None:
-            os.environ[name] = value
 
 
 def _warmed(side: Side, seconds: float) -> Side:

@@ -47,8 +47,7 @@ _Topic = MetadataResponse.MetadataResponseTopic
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    message: MetadataRequest = request.message
-    may_create = message.allow_auto_topic_creation and state.settings["auto.create.topics.enable"]
+    may_create = _may_create(state, request.message)
     # Create topics even after the client has disconnected: once the topics file names the new topics, their
     # partitions must be created.
     answer: Answer = respond_in_steps(
@@ -57,6 +56,11 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         is_cancellable=not may_create,
     )
     return answer
+
+
+def _may_create(state: BrokerState, message: MetadataRequest) -> bool:
+    """Return True if the request and the broker allow to create missing topics."""
+    return bool(message.allow_auto_topic_creation and state.settings["auto.create.topics.enable"])
 
 
 def _create_and_describe(state: BrokerState, request: Request, now_ms: int) -> Work[Continuation]:
@@ -78,7 +82,7 @@ def _describe_all(state: BrokerState, request: Request, refused: Mapping[str, Br
     requested = (
         None if wants_all else tuple((topic.name, bytes(topic.topic_id)) for topic in message.topics or ())
     )
-    may_create = message.allow_auto_topic_creation and state.settings["auto.create.topics.enable"]
+    may_create = _may_create(state, message)
     includes = message.include_topic_authorized_operations, message.include_cluster_authorized_operations
     # The address is part of the cache key, because it depends on the listener of the request. See
     # test_metadata_names_the_listener_of_the_connection.
