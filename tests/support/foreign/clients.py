@@ -18,6 +18,7 @@ from oncelog.testing.broker_process import BrokerProcess
 from oncelog.testing.proxy import Fate, Proxy, Rule
 from support import TESTS
 from support.broker import RawClient
+from support.wait import wait_until
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "oncelog"
 """Directory outside the checkout for the programs that these tests build or download."""
@@ -99,6 +100,9 @@ def load_past_a_kill(command: Command, tmp_path: Path, cwd: Path | None = None) 
             last = ""
             for line in child.stdout:
                 if line == "sent 500\n":
+                    # A client may print this while it still connects for the first time. franz-go then takes
+                    # the kill for a wrong configuration, and fails without a retry.
+                    wait_until(lambda: has_records(broker.bootstrap_servers, "killed"))
                     broker.kill()
                     broker.start()
                 last = line
@@ -106,6 +110,11 @@ def load_past_a_kill(command: Command, tmp_path: Path, cwd: Path | None = None) 
             assert child.wait(200) == 0, child.stderr.read()[-3000:]
         assert last == "done\n"
         check_once_and_in_order(broker.bootstrap_servers, "killed")
+
+
+def has_records(bootstrap_servers: str, topic: str) -> bool:
+    with RawClient(bootstrap_servers) as client:
+        return client.offset(topic) > 0
 
 
 def check_once_and_in_order(bootstrap_servers: str, topic: str) -> None:
