@@ -34,6 +34,7 @@ from oncelog.runtime.clock import Clock
 from oncelog.runtime.event_log import log_event
 from oncelog.runtime.tls import WatchedFile
 from oncelog.server.acceptor import Acceptor
+from oncelog.server.allocator import HeapTrimmer
 from oncelog.server.connection import Connection, ConnectionLimits
 from oncelog.server.listener import Listen, listen
 from oncelog.settings import Settings
@@ -120,6 +121,7 @@ class Server:
         """The timer of the broker's next deadline; it fires at `_timer_ms`."""
         self._timer_ms = 0
         self._sweeper: asyncio.Handle | None = None
+        self._trimmer = HeapTrimmer()
         self._close_count = 0
         """Number of connections that the broker has closed since the last sweep because of an error or a
         limit.
@@ -263,7 +265,7 @@ class Server:
         self.after_round(self.clock.now_ms())
 
     def _sweep(self) -> None:
-        """Reload files that have changed, and check the deadlines of all connections."""
+        """Reload files that have changed, return freed memory, and check the deadlines of all connections."""
         try:
             self._refresh_files()
         except Exception as error:
@@ -273,6 +275,7 @@ class Server:
         if self._close_count > MAX_LOGGED_CLOSES:
             log_event("warning", "more connections closed", count=self._close_count - MAX_LOGGED_CLOSES)
         self._close_count = 0
+        self._trimmer.note(self.node.request_memory.total_bytes + self.node.response_memory.total_bytes)
         slices = -(-len(self.connections) // SWEEP_SLICE)
         self._sweep_slice(list(self.connections), SWEEP_SECONDS / max(slices, 1))
 
