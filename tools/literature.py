@@ -18,7 +18,7 @@ from typing import Any
 
 from oncelog_bench import in_flight
 from oncelog_bench.framework import figure
-from oncelog_bench.page import machine_line, number
+from oncelog_bench.page import machine_line, number, percentage
 
 ROOT = Path(__file__).resolve().parents[1]
 CLAIMS_FILE = ROOT / "docs" / "literature.toml"
@@ -135,12 +135,13 @@ def figure_of(description: str) -> str:
         else:
             where[field] = int(value) if value.isdigit() else value
     value = _measured(name, metric, where)
-    if how.get("as") == "loss":
-        value = (1 - value) * 100
-    elif how.get("as") == "gain":
-        value = (value - 1) * 100
-    elif how.get("as") == "inverse":
-        value = (1 / value - 1) * 100
+    match how.get("as"):
+        case "loss":
+            return percentage((1 - value) * 100)
+        case "gain":
+            return percentage((value - 1) * 100)
+        case "inverse":
+            return percentage((1 / value - 1) * 100)
     return number(value * float(how.get("times", 1)))
 
 

@@ -49,4 +49,4 @@ def test_a_claim_without_a_figure_is_shown_as_a_dash() -> None:
         {"client": "java", "mode": "idempotent", "records_per_s": 190.0, "p50_ms": 1.0},
     ]
     shown = [literature._change({"medians": medians}, claim, "java") for claim in literature.CLAIMS]
-    assert shown == ["5 %", "-", "-5 %", "-", "-", "-"]
+    assert shown == ["5.0 %", "-", "-5.0 %", "-", "-", "-"]

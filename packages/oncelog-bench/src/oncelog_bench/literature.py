@@ -21,7 +21,7 @@ from oncelog.client.admin.blocking import Admin, NewTopic
 from oncelog_bench.brokers import KAFKA_HEAP_MB
 from oncelog_bench.framework import Metric, OnSample, Result, compare, figure, interleaved, result_of
 from oncelog_bench.generators import WorkerSpec, generate
-from oncelog_bench.page import markdown_table, number
+from oncelog_bench.page import markdown_table, percentage
 from oncelog_bench.process import cpu_seconds, rss_mb
 from oncelog_bench.throughput import read_perf_test
 
@@ -254,5 +254,5 @@ def _change(result: Result, claim: Claim, client: str) -> str:
         return "-"
     percent = (after / before - 1) * 100
     if claim.what.endswith("by"):
-        return f"{number(-percent)} %"
-    return f"{'+' if percent >= 0 else ''}{number(percent)} %"
+        return f"{percentage(-percent)} %"
+    return f"{percentage(percent, is_signed=True)} %"

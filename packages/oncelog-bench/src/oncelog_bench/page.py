@@ -88,6 +88,11 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def percentage(value: float, *, is_signed: bool = False) -> str:
+    """Format a difference in percent, which is measured no more exactly than to a tenth."""
+    return f"{value:{'+' if is_signed else ''},.1f}"
+
+
 def markdown_table(
     rows: Sequence[Mapping[str, Any]], *, by: Mapping[str, str], side: str, metrics: Sequence[Metric]
 ) -> str:

@@ -120,7 +120,7 @@ TARGETS = tuple(
             _growth(broker),
         ),
         Target(
-            f"audit of the largest topic, to bare reading ({broker})", 0.5, "times", True, _of_reading(broker)
+            f"audit of the largest topic, to bare reading ({broker})", 0.8, "times", True, _of_reading(broker)
         ),
     )
 )
