@@ -341,6 +341,14 @@ def test_a_topic_that_could_not_be_created_is_created_by_the_next_request(
     assert len(node.topics.large_responses) == 1
 
 
+def test_no_topic_gets_the_name_of_the_metadata_log() -> None:
+    """R1760: the next start took the topic for the metadata log of Apache Kafka."""
+    disk = MemoryDisk()
+    answer = handle(open_node(disk), metadata_of("__cluster_metadata", "t"))
+    assert [topic.error_code for topic in answer.topics] == [UnknownTopicOrPartition.code, 0]
+    assert disk.is_directory("t-0") and not disk.is_directory("__cluster_metadata-0")
+
+
 def test_names_of_topics_that_may_be_created_are_checked_in_steps() -> None:
     """R1691: a request for 49,000 invalid names blocked all other clients for 1.3 s."""
     node = driven(MemoryDisk())

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from oncelog.broker.coordinators.internal_topic_config import METADATA_LOG
 from oncelog.broker.encoded_response import EncodedInSteps, encode_in_steps
 from oncelog.broker.handlers.create_topics import MAX_PARTITIONS_PER_REQUEST
 from oncelog.broker.request import Answer, Request
@@ -157,7 +158,9 @@ def _create_missing(state: BrokerState, request: Request, now_ms: int) -> Work[d
         # The names may all be invalid. See test_names_of_topics_that_may_be_created_are_checked_in_steps.
         if budget.spend():
             yield None
-        if name is None or state.topics.get(name) is not None:
+        # The next start would take a topic with the name of Kafka's metadata log for that log. Like Kafka,
+        # report it as unknown. See test_no_topic_gets_the_name_of_the_metadata_log.
+        if name is None or name == METADATA_LOG or state.topics.get(name) is not None:
             continue
         if state.topics.is_changing(name):
             # While the topic is being created or deleted, report it as unknown. The client repeats its

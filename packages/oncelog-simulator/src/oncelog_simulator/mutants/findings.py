@@ -42,7 +42,7 @@ OUT_OF_REACH: dict[str, str] = {
         " R1261 R1262 R1263 R1264 R1301 R1304 R1344 R1345 R1440 R1515 R1566 R1655"
     ),
     "only our clients' requests and random ones are sent": (
-        "K1 K3 K4 K5 R4 R6 R7 R8 R9 R30 R31 R70 R633 R920 R965 R1007 R1690 R1694"
+        "K1 K3 K4 K5 R4 R6 R7 R8 R9 R30 R31 R70 R633 R920 R965 R1007 R1690 R1694 R1760"
     ),
     "Spark itself is not simulated": (
         "G4 G5 G6 G9b G10 G11 G12 G13 P5 R78 R79 R90 R191 R192 R194 R405 R407 R408 R662 R811 R812 R1222 R1223"
