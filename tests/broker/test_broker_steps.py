@@ -349,6 +349,16 @@ def test_no_topic_gets_the_name_of_the_metadata_log() -> None:
     assert disk.is_directory("t-0") and not disk.is_directory("__cluster_metadata-0")
 
 
+def test_metadata_creates_the_topics_of_coordinators_with_their_own_partition_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """R1764: they had num.partitions partitions for good."""
+    counts = {"offsets.topic.num.partitions": 3, "transaction.state.log.num.partitions": 2}
+    monkeypatch.setattr(targets, "_SETTINGS", targets._SETTINGS.replaced(counts))
+    answer = handle(open_node(MemoryDisk()), metadata_of(CONSUMER_OFFSETS, TRANSACTION_STATE, "t"))
+    assert [len(topic.partitions) for topic in answer.topics] == [3, 2, 1]
+
+
 def test_names_of_topics_that_may_be_created_are_checked_in_steps() -> None:
     """R1691: a request for 49,000 invalid names blocked all other clients for 1.3 s."""
     node = driven(MemoryDisk())

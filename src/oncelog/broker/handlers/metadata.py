@@ -16,7 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from oncelog.broker.coordinators.internal_topic_config import METADATA_LOG
+from oncelog.broker.coordinators.internal_topic_config import (
+    CONSUMER_OFFSETS,
+    METADATA_LOG,
+    TRANSACTION_STATE,
+)
 from oncelog.broker.encoded_response import EncodedInSteps, encode_in_steps
 from oncelog.broker.handlers.create_topics import MAX_PARTITIONS_PER_REQUEST
 from oncelog.broker.request import Answer, Request
@@ -43,6 +47,12 @@ from oncelog.wire.messages import NO_ID, Message, MetadataRequest, MetadataRespo
 KEY = 3
 NAMED_TOPIC_BYTES = 160
 """The memory in bytes of a requested topic in the key of a cached response, without its name's characters."""
+
+_PARTITION_COUNTS = {
+    CONSUMER_OFFSETS: "offsets.topic.num.partitions",
+    TRANSACTION_STATE: "transaction.state.log.num.partitions",
+}
+"""The settings of the partition counts of new internal topics. For other topics it is num.partitions."""
 
 _Topic = MetadataResponse.MetadataResponseTopic
 
@@ -151,8 +161,8 @@ def _create_missing(state: BrokerState, request: Request, now_ms: int) -> Work[d
     remaining topics stay unknown, and clients repeat the request for them.
     """
     refused: dict[str, BrokerError] = {}
-    count: int = state.settings["num.partitions"]
     missing: list[NewTopic] = []
+    total_count = 0
     budget, named = state.step_budget(), request.message.topics or ()
     for name in {topic.name: None for topic in named if bytes(topic.topic_id) == NO_ID}:
         # The names may all be invalid. See test_names_of_topics_that_may_be_created_are_checked_in_steps.
@@ -166,7 +176,8 @@ def _create_missing(state: BrokerState, request: Request, now_ms: int) -> Work[d
             # While the topic is being created or deleted, report it as unknown. The client repeats its
             # request.
             continue
-        if (len(missing) + 1) * count > max(MAX_PARTITIONS_PER_REQUEST, count):
+        count: int = state.settings[_PARTITION_COUNTS.get(name, "num.partitions")]
+        if missing and total_count + count > MAX_PARTITIONS_PER_REQUEST:
             break
         try:
             request.authorize(ResourceType.TOPIC, name)
@@ -176,6 +187,7 @@ def _create_missing(state: BrokerState, request: Request, now_ms: int) -> Work[d
             refused[name] = without_traceback(error)
         else:
             missing.append(NewTopic(name, count, {}))
+            total_count += count
     if not missing:
         return refused
     state.round_meter.fill_round()
@@ -185,7 +197,7 @@ def _create_missing(state: BrokerState, request: Request, now_ms: int) -> Work[d
         return refused | {new.name: KafkaStorageError(str(error)) for new in missing}
     for new, result in zip(missing, created, strict=True):
         if isinstance(result, Topic):
-            state.quotas.charge(MUTATIONS, request.quota_principal, count, now_ms)
+            state.quotas.charge(MUTATIONS, request.quota_principal, new.partition_count, now_ms)
         elif not isinstance(result, TopicAlreadyExists):
             # Leave out TopicAlreadyExists: another request is creating the topic, and this client repeats its
             # request.
