@@ -13,6 +13,7 @@ import sys
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from support.broker import RawClient, batch, fetch_request, produce_request, split_batches
@@ -358,6 +359,42 @@ def test_a_large_response_over_tls_is_sent_before_the_connection_is_closed(tmp_p
         assert len(split_batches(response.responses[0].partitions[0].records)) == 8
         assert client.is_closed()
         wait_until(lambda: broker.metrics()["connections"] == 0)
+
+
+@pytest.mark.usefixtures("event_loop_of")
+def test_the_checks_go_on_after_a_paused_tls_connection_was_closed(tmp_path: Path) -> None:
+    """R1761: the second `close` of asyncio's TLS transport made the check of the connection raise, and no
+    deadline of any connection was checked again.
+    """
+    certificates = make_certificates(tmp_path)
+    with (
+        secured_broker(tmp_path / "data", certificates, sasl=False) as broker,
+        tls_client(broker, certificates) as client,
+    ):
+        assert client.ask(ApiVersionsRequest(), 0).error_code == 0
+        running, thread = broker._running, broker._thread
+        assert running is not None and thread is not None
+        (connection,) = running.server.connections
+
+        async def close_while_paused() -> None:
+            connection.pause_writing()
+            connection.close("a test")
+            connection.resume_writing()  # the client has read everything
+            connection.note_responses(0)
+
+        thread.run(close_while_paused(), 60)
+        assert client.is_closed()
+
+
+def test_a_check_that_fails_does_not_end_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Broker(config={"connections.max.idle.ms": 60_000}) as broker, many(broker, 2) as clients:
+        for client in clients:
+            assert client.ask(ApiVersionsRequest(), 0).error_code == 0
+        assert broker._running is not None
+        first, _ = broker._running.server.connections
+        monkeypatch.setattr(first, "note_responses", Mock(side_effect=AttributeError))
+        pass_time(broker, 61_000)
+        assert clients[1].is_closed()
 
 
 def test_unread_responses_to_thousands_of_requests_are_bounded() -> None:

@@ -483,8 +483,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def _close_when_written(self) -> None:
         """Close the transport once it has all responses. The deadline `linger` bounds the wait."""
-        if self._transport is not None and not self._responses.unsent_bytes:
-            self._transport.close()
+        transport = self._transport
+        # A TLS transport of asyncio cannot be used any more after a second `close`. See
+        # test_the_checks_go_on_after_a_paused_tls_connection_was_closed.
+        if transport is not None and not self._responses.unsent_bytes and not transport.is_closing():
+            transport.close()
 
     def abort(self) -> None:
         """End the connection immediately, whatever its state, and drop all responses."""

@@ -283,13 +283,25 @@ class Server:
         """Check the last SWEEP_SLICE of the connections. Check the others in later turns, `pause_s` apart."""
         now_ms = self.clock.now_ms()
         for connection in connections[-SWEEP_SLICE:]:
-            connection.note_responses(now_ms)
-            bound = expired_deadline(connection.activity(now_ms), self.deadlines, now_ms)
-            if bound is not None and connection in self.connections:
-                connection.close(_CLOSE_TEXTS[bound], bound=bound, at_once=True)
+            try:
+                self._check_deadlines(connection, now_ms)
+            except Exception as error:
+                # As in `_sweep`: without this, no deadline of any connection would be checked again.
+                text = repr(error)
+                log_event("error", "check failed", peer=connection.peer, error=text, exc_info=error)
         del connections[-SWEEP_SLICE:]
         then = partial(self._sweep_slice, connections, pause_s) if connections else self._sweep
         self._sweeper = asyncio.get_running_loop().call_later(pause_s, then)
+
+    def _check_deadlines(self, connection: Connection, now_ms: int) -> None:
+        """Close a connection that has missed a deadline, unless it has ended since the sweep began."""
+        if connection not in self.connections:
+            return
+        connection.note_responses(now_ms)
+        bound = expired_deadline(connection.activity(now_ms), self.deadlines, now_ms)
+        # `note_responses` may have closed connections.
+        if bound is not None and connection in self.connections:
+            connection.close(_CLOSE_TEXTS[bound], bound=bound, at_once=True)
 
 
 def _check_sizes(settings: Settings) -> None:

@@ -39,7 +39,7 @@ OUT_OF_REACH: dict[str, str] = {
     ),
     "TLS, SASL, ACLs, quotas and the metrics port are not simulated": (
         "S6 S7 S10 S11 S13 S20 R5 R44 R182 R254 R508 R640 R641 R643 R645 R791 R793 R851 R1006 R1260"
-        " R1261 R1262 R1263 R1264 R1301 R1304 R1344 R1345 R1440 R1515 R1566 R1655"
+        " R1261 R1262 R1263 R1264 R1301 R1304 R1344 R1345 R1440 R1515 R1566 R1655 R1761"
     ),
     "only our clients' requests and random ones are sent": (
         "K1 K3 K4 K5 R4 R6 R7 R8 R9 R30 R31 R70 R633 R920 R965 R1007 R1690 R1694 R1760 R1764"
