@@ -13,6 +13,7 @@ import sys
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -26,7 +27,7 @@ from oncelog.server import listener, server
 from oncelog.server.embedded import Broker
 from oncelog.testing.broker_process import BrokerProcess
 from oncelog.wire.frames import encode_request
-from oncelog.wire.messages import ApiVersionsRequest, FetchResponse, MetadataRequest
+from oncelog.wire.messages import ApiVersionsRequest, FetchResponse, InitProducerIdRequest, MetadataRequest
 
 MB = 1 << 20
 
@@ -431,6 +432,31 @@ def test_a_fetch_of_a_day_does_not_keep_what_is_sent_behind_it() -> None:
         assert other.produce("t", batch(b"x")).error_code == 0
         client.socket.settimeout(60)
         assert all(client.read_frame() is not None for _ in range(1_000))
+
+
+def test_connections_keep_no_long_client_ids() -> None:
+    """R1762: a client id took 131 KB for each connection, and twice as much while a fetch waited."""
+    count, client_id = 20, "\U0001f600" + "x" * 32_600
+    requests: list[tuple[Any, int]] = [
+        (InitProducerIdRequest(transactional_id=None), 4),
+        (fetch_request([("t", 0, 0)], max_wait_ms=600_000), 12),
+    ]
+    with Broker() as broker, many(broker, count) as clients, many(broker, 1) as (other,):
+        other.create_topic("t")
+        wait_until(lambda: broker.metrics()["connections"] == count + 1)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            for client in clients:
+                for message, version in requests:
+                    client.socket.sendall(encode_request(message, version, 1, client_id))
+            wait_until(lambda: broker.metrics()["fetches_waiting"] == count)
+            gc.collect()
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert (after - before) / count < 50_000
 
 
 def test_settings_have_kafkas_names_and_defaults() -> None:

@@ -25,6 +25,7 @@ from oncelog.broker.security.authenticator import CloseAfterResponse
 from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Continuation, Work, joined_steps, respond_in_steps
 from oncelog.errors import OncelogError, PeerError
+from oncelog.rules.limits.quotas import counted_client_id
 from oncelog.rules.security.auth_state import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from oncelog.runtime.clock import Clock
 from oncelog.server.connection_auth import ConnectionAuth
@@ -208,6 +209,9 @@ class RequestHandler:
                 response.delay_ms / 1000, self._send_and_close, header, response, started
             )
         elif isinstance(response, PendingResponse):
+            # Keep no long client id while the response is pending: a fetch may wait for ten minutes. See
+            # test_connections_keep_no_long_client_ids.
+            header = header._replace(client_id=counted_client_id(header.client_id))
             slot = self._responses.reserve(response)
             response.encode = partial(encoding_of, version=header.api_version)
             if self._quotas.is_any:

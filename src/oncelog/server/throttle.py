@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from oncelog.broker.handlers.produce_direct import with_throttle_time
 from oncelog.broker.quota_manager import QuotaManager
+from oncelog.rules.limits.quotas import counted_client_id
 from oncelog.server.connection_auth import ConnectionAuth
 from oncelog.wire.frames import RequestHeader, decode_request_header
 
@@ -77,14 +78,14 @@ class Throttle:
         If the header of a request cannot be decoded, this method is not called. The time of that request is
         then charged to the client id of the previous request.
         """
-        self._client_id = header.client_id
+        self._client_id = counted_client_id(header.client_id)
 
     def charge_response(self, header: RequestHeader, response: object, now_ms: int) -> int:
         """Charge a response, set its throttle time, and mute the connection for that time.
 
         Return the throttle time in milliseconds.
         """
-        self._client_id = header.client_id
+        self._client_id = counted_client_id(header.client_id)
         self._charge_time(now_ms)
         principal = self._auth.quota_principal(header.client_id)
         throttle_ms = self._quotas.throttle_response(header.api_key, principal, response, now_ms)

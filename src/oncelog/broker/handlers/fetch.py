@@ -221,12 +221,13 @@ class _Fetch:
     def forget_request(self) -> None:
         """Keep only the partitions of the context while the fetch waits.
 
-        A request may name one partition 99,000 times, and a fetch may wait for ten minutes. See
-        test_a_waiting_fetch_does_not_keep_its_request.
+        A request may name one partition 99,000 times or have a long client id, and a fetch may wait for ten
+        minutes. See test_a_waiting_fetch_does_not_keep_its_request.
         """
         self.message = message = copy(self.message)
         message.topics, message.forgotten_topics_data = [], []
-        self.request = replace(self.request, message=message)
+        header = self.request.header._replace(client_id=None)
+        self.request = replace(self.request, message=message, header=header)
 
     def partitions(self) -> list[TopicPartition]:
         named = ((self._topic(t), t.requested.partition) for t in self.context.targets)

@@ -15,7 +15,7 @@ from oncelog.broker.security.sasl import BearerExchange, Exchange, PlainExchange
 from oncelog.broker.security.users import Users
 from oncelog.broker.settings.listeners import Listener
 from oncelog.errors import SaslAuthenticationFailed, UnsupportedSaslMechanism
-from oncelog.rules.limits.quotas import QuotaPrincipal
+from oncelog.rules.limits.quotas import QuotaPrincipal, counted_client_id
 from oncelog.rules.security.auth_state import (
     AuthState,
     may_authenticate_again,
@@ -72,7 +72,6 @@ class Authenticator:
         self._exchange: Exchange | None = None
         self._expires_ms: int | None = None
         self._authenticated_again_ms: int | None = None
-        self._client_id: str | None = None
         self._quota_principal: QuotaPrincipal | None = None
 
     @property
@@ -91,11 +90,9 @@ class Authenticator:
         """Return the user and client id whose quotas apply; None if the client is not authenticated."""
         if self.principal is None:
             return None
-        if client_id != self._client_id or self._quota_principal is None:
-            self._client_id, self._quota_principal = (
-                client_id,
-                QuotaPrincipal(self.principal.partition(":")[2], client_id or ""),
-            )
+        counted = counted_client_id(client_id)
+        if self._quota_principal is None or counted != self._quota_principal.client_id:
+            self._quota_principal = QuotaPrincipal(self.principal.partition(":")[2], counted)
         return self._quota_principal
 
     def check_request_allowed(self, api_key: int, now_ms: int) -> str | None:

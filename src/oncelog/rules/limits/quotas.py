@@ -39,6 +39,11 @@ MUTATIONS = "controller_mutation_rate"
 PRODUCER_IDS = "producer_ids_rate"
 CONNECTIONS = "connection_creation_rate"
 
+MAX_CLIENT_ID_CHARACTERS = 1_000
+"""Number of characters of a client id that quotas distinguish.
+
+A client id may have 32,767 bytes, which take up to 131 KB as a str, and each connection keeps its last one.
+"""
 DEFAULT = ""
 """The name of the default entity. No other entity has an empty name."""
 
@@ -182,6 +187,11 @@ class QuotaFilter:
         if self.is_strict and len(parts) != len(self.parts):
             return False
         return all(kind in parts and name in (None, parts[kind]) for kind, name in self.parts.items())
+
+
+def counted_client_id(client_id: str | None) -> str:
+    """Return the client id under which usage is counted; "" for None. A long one is cut off."""
+    return (client_id or "")[:MAX_CLIENT_ID_CHARACTERS]
 
 
 class QuotaPrincipal(NamedTuple):
