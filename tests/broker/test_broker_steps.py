@@ -49,7 +49,7 @@ from oncelog.errors import (
 from oncelog.limits import DEFAULT_LIMITS
 from oncelog.log.background import BackgroundQueue, BackgroundTask, Kind
 from oncelog.rules.groups.committed_offsets import CommittedOffset
-from oncelog.rules.groups.consumer import Heartbeat
+from oncelog.rules.groups.consumer import Heartbeat, OrderedNames
 from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.rules.limits.quotas import QuotaEntity
 from oncelog.rules.security.authorization import Acl, Operation, PatternType, Permission, ResourceType
@@ -1253,6 +1253,27 @@ def test_the_members_of_a_consumer_group_are_described_in_steps() -> None:
     (group,) = response.groups
     assert steps >= MANY // STEP_ELEMENTS
     assert [member.member_id for member in group.members] == ids
+
+
+def test_the_names_that_members_share_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1763: the names of all members were collected, and their permissions checked, in one step."""
+    node = driven(MemoryDisk())
+    for member_id in ("a", "b", "c"):
+        topics = OrderedNames(sorted(NAMES))
+        beat = Heartbeat(member_id, 0, rebalance_timeout_ms=1000, topics=topics, owned=frozenset())
+        node.groups.consumer_heartbeat("g", beat, NOW_MS)
+    checked: list[str] = []
+    monkeypatch.setattr(Request, "is_authorized", lambda _, kind, name: checked.append(name) or True)
+    answer = handle(node, ConsumerGroupDescribeRequest(group_ids=["g"]))
+    answers: list[Any] = []
+    answer.add_done_callback(answers.append)
+    while not answers:
+        before = len(checked)
+        node.log_manager.background.step()
+        assert len(checked) - before <= STEP_ELEMENTS
+    assert sorted(checked) == sorted(["g", *NAMES])
+    (group,) = answers[0].groups
+    assert [member.subscribed_topic_names for member in group.members] == [sorted(NAMES)] * 3
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])

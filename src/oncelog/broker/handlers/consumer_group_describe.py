@@ -21,7 +21,7 @@ from oncelog.errors import (
     NotCoordinator,
     TopicAuthorizationFailed,
 )
-from oncelog.rules.groups.consumer import NO_PARTITIONS, ConsumerGroup, TopicIdPartition
+from oncelog.rules.groups.consumer import NO_PARTITIONS, ConsumerGroup, TopicIdPartition, in_order
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
 
@@ -57,24 +57,25 @@ def _describe_if_authorized(
 ) -> Work[_Group]:
     if not request.is_authorized(ResourceType.GROUP, group_id):
         return _Group(group_id=group_id, error_code=GroupAuthorizationFailed.code)
+    named: dict[str, None] = {}
     try:
-        group = yield from _describe(state, group_id, budget)
+        group = yield from _describe(state, group_id, named, budget)
     except NotCoordinator as error:
         return _Group(group_id=group_id, error_code=error.code, error_message=error.message)
-    named = {name for member in group.members for name in member.subscribed_topic_names}
-    for member in group.members:
-        for assignment in (member.assignment, member.target_assignment):
-            named |= {topic.topic_name for topic in assignment.topic_partitions} if assignment else set()
-    if all(request.is_authorized(ResourceType.TOPIC, name) for name in named):
-        return group
-    return _Group(
-        group_id=group_id,
-        error_code=TopicAuthorizationFailed.code,
-        error_message="the group has topics that the client may not DESCRIBE",
-    )
+    for name in named:
+        if not request.is_authorized(ResourceType.TOPIC, name):
+            return _Group(
+                group_id=group_id,
+                error_code=TopicAuthorizationFailed.code,
+                error_message="the group has topics that the client may not DESCRIBE",
+            )
+        if budget.spend():
+            yield None
+    return group
 
 
-def _describe(state: BrokerState, group_id: str, budget: StepBudget) -> Work[_Group]:
+def _describe(state: BrokerState, group_id: str, named: dict[str, None], budget: StepBudget) -> Work[_Group]:
+    """Describe a group, and add the names of all its topics to `named`."""
     if not group_id:
         return _Group(
             group_id=group_id, error_code=InvalidGroupId.code, error_message="A group id may not be empty."
@@ -94,15 +95,28 @@ def _describe(state: BrokerState, group_id: str, budget: StepBudget) -> Work[_Gr
     )
     # A change replaces the group by a changed copy, so the members of this object stay the same between the
     # steps. See test_the_members_of_a_consumer_group_are_described_in_steps.
-    for member_id in group.members:
-        member = _member(state, group, member_id)
+    #
+    # Members with the same subscription share its names, because each of hundreds of members may name 75,000
+    # topics. See test_the_names_that_members_share_are_checked_once.
+    subscriptions: dict[int, list[str]] = {}
+    for member_id, present in group.members.items():
+        names = subscriptions.get(id(present.topics))
+        if names is None:
+            names = subscriptions[id(present.topics)] = list(in_order(present.topics))
+            named.update(dict.fromkeys(names))
+        member = _member(state, group, member_id, names)
         described.members.append(member)
+        for assignment in (member.assignment, member.target_assignment):
+            for topic in assignment.topic_partitions if assignment else ():
+                named[topic.topic_name] = None
         if budget.spend(_size(member)):
             yield None
     return described
 
 
-def _member(state: BrokerState, group: ConsumerGroup, member_id: str) -> ConsumerGroupDescribeResponse.Member:
+def _member(
+    state: BrokerState, group: ConsumerGroup, member_id: str, names: list[str]
+) -> ConsumerGroupDescribeResponse.Member:
     member = group.members[member_id]
     return ConsumerGroupDescribeResponse.Member(
         member_id=member_id,
@@ -111,7 +125,7 @@ def _member(state: BrokerState, group: ConsumerGroup, member_id: str) -> Consume
         member_epoch=member.epoch,
         client_id=member.client_id,
         client_host=member.client_host,
-        subscribed_topic_names=sorted(member.topics),
+        subscribed_topic_names=names,
         subscribed_topic_regex=member.regex or "",
         assignment=_assignment(state, member.held),
         target_assignment=_assignment(state, group.targets.get(member_id, NO_PARTITIONS)),
