@@ -302,16 +302,20 @@ def test_the_batches_of_a_transaction_are_verified_in_steps(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("steps", range(1, 10))
-def test_a_topic_that_is_made_again_while_its_batches_are_verified_joins_no_transaction(steps: int) -> None:
+@pytest.mark.parametrize("count", [MANY, 1])
+def test_a_topic_that_is_made_again_while_its_batches_are_verified_joins_no_transaction(
+    steps: int, count: int
+) -> None:
+    """R1766: if the new topic had fewer partitions, the connection was closed with an internal error."""
     node, _, message = begun()
     deferred = handle(node, message, 13)
     run_steps(node, steps)
     topic = node.topics.get("t")
     assert topic is not None and ends(node) == [0] * MANY
     node.topics.delete([topic])
-    node.topics.create("t", MANY, {}, NOW_MS)
+    node.topics.create("t", count, {}, NOW_MS)
     assert finish(node, deferred)[1] == [UnknownTopicId.code] * MANY
-    assert ends(node) == [0] * MANY
+    assert ends(node) == [0] * count
     entry = node.transactions.get("x")
     assert entry is not None and not entry.partitions
 

@@ -239,7 +239,8 @@ def verify_produce(state: BrokerState, request: Request, now_ms: int) -> Work[Tr
 def _is_live(topics: Topics, batch: _Batch) -> bool:
     tp, _, partition, _ = batch
     topic = topics.get(tp.topic)
-    return topic is not None and topic.partitions[tp.partition] is partition
+    # A new topic with this name may have fewer partitions.
+    return topic is not None and partition in topic.partitions[tp.partition : tp.partition + 1]
 
 
 def _needs_verification(partition: Partition, producer: ProducerIdAndEpoch) -> bool:

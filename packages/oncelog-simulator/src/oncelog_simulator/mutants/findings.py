@@ -79,7 +79,7 @@ OUT_OF_REACH: dict[str, str] = {
     "commits during a simulated rebalance are seldom the last ones of their partition": "R688 R781",
     "no simulated host has several addresses": "R608",
     "no topic is missing, and none has fewer partitions when it is made again": (
-        "L9 L15 L19 L20 L21 L22 L24c L25c R71 R183 R184 R185 R392 R393 R442 R443 R444 R1364"
+        "L9 L15 L19 L20 L21 L22 L24c L25c R71 R183 R184 R185 R392 R393 R442 R443 R444 R1364 R1766"
     ),
     "the disk keeps the names of a directory whose sync failed": "R352",
     "the simulated disk has no symbolic links": "R362",
