@@ -179,6 +179,19 @@ def test_a_closed_connection_is_freed_without_the_garbage_collector(
         gc.enable()
 
 
+def test_a_closed_connection_keeps_no_incomplete_request(broker: Broker) -> None:
+    """R1765: the list of a sweep refers to closed connections for up to a second."""
+    assert broker._running is not None
+    connections = broker._running.server.connections
+    before = set(connections)
+    with RawClient(broker.bootstrap_servers) as other:
+        other.socket.sendall(struct.pack(">i", 1_000_000) + bytes(500_000))
+        wait_until(lambda: broker.metrics()["request_bytes_held"] >= 500_000)
+        (connection,) = set(connections) - before
+    wait_until(lambda: connection not in connections)
+    assert connection.reader.held_bytes == 0
+
+
 def test_a_waiting_request_drops_the_requests_behind_it_when_the_client_is_gone(
     broker: Broker, client: RawClient, topic: str
 ) -> None:

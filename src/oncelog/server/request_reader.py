@@ -115,5 +115,8 @@ class RequestReader:
         return self.frames.held_bytes + backlog_bytes + len(self._arrived)
 
     def clear(self) -> None:
-        """Drop the backlog, because the connection has ended."""
+        """Drop all bytes, because the connection has ended. A sweep may refer to it for another second. See
+        test_a_closed_connection_keeps_no_incomplete_request.
+        """
         self.backlog, self._arrived = NO_BYTES, bytearray()
+        self.frames, self._frame_space = FrameReader(self.frames.max_frame_bytes), None
