@@ -337,6 +337,7 @@ def test_a_directory_that_an_older_version_took_over_gets_kafkas_settings(plain:
         running = broker._running
         assert running is not None
         topics = {topic.name: topic.overrides for topic in running.node.topics.all()}
+        assert "left out the topic __cluster_metadata" in running.node.takeover_notes[0]
     assert topics["forever"] == {"retention.ms": "-1"} and topics["table"] == {"cleanup.policy": "compact"}
     assert topics["special"]["retention.ms"] == "777" and "__cluster_metadata" not in topics
     assert (plain / DIRECTORY).exists()

@@ -112,6 +112,11 @@ def take_over(logs: LogManager, settings: Settings) -> list[str]:
     state = read_state(logs.disk, FILE_NAME, _parse)
     files = fingerprint(disk)
     plan = TakeoverPlan({name: entry for name, entry in before.items() if name != METADATA_LOG})
+    if METADATA_LOG in before:
+        # Version 0.4.1 adopted Kafka's metadata log as a topic, and until 0.9.1 clients could create a topic
+        # with its name (R1760).
+        text = f"left out the topic {METADATA_LOG}: Kafka's log has this name; {DIRECTORY} is kept"
+        plan.notes.append(text)
     metadata = None
     if files and (state is None or state["files"] != files):
         metadata = _metadata(logs, plan)
