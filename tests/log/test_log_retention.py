@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections import deque
 from contextlib import suppress
 from itertools import count, islice
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -25,6 +27,7 @@ from oncelog.errors import KafkaStorageError, OffsetOutOfRange
 from oncelog.log.background import BackgroundQueue, run
 from oncelog.log.config import LogConfig
 from oncelog.log.partition import Partition
+from oncelog.server.disk import RealDisk
 from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 
 SIZE = len(batch())
@@ -566,6 +569,54 @@ def test_a_stop_deletes_the_segments_that_wait_for_a_flush() -> None:
     again = open_partition(disk, small, clean_shutdown=True, **how)
     assert (again.recovery_warnings, again.segment_count) == ([], 1)
     assert put(again, batch(0)).is_duplicate
+
+
+def test_a_topic_deleted_while_its_segments_are_dropped_leaves_no_file_open(tmp_path: Path) -> None:
+    """A client deletes all records, and then the topic, between the renames and the removal of the files."""
+    background = BackgroundQueue()
+    partition = open_partition(RealDisk(tmp_path), config(flush_messages=1), background=background)
+    background.on_added = lambda: None
+    put(partition, batch(0))
+    partition.flush()
+    partition.delete_records(None, NOW_MS)
+    while (call := background.step()) is None or call.call != partition.log._sync_drops:
+        if call is not None:
+            call()
+    call()
+    partition.abandon()
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    names = [os.readlink(link) for link in links if os.path.islink(link)]
+    assert [name for name in names if name.startswith(str(tmp_path))] == []
+
+
+@pytest.mark.parametrize("failing", ["sync", "remove"])
+def test_files_of_dropped_segments_are_deleted_after_an_error(failing: str) -> None:
+    """There is no descriptor for the sync of the directory, or the disk cannot remove a file."""
+    disk, background = MemoryDisk(), BackgroundQueue()
+    log_config = config(segment_bytes=3 * SIZE, flush_messages=1)
+    partition = open_partition(disk, log_config, background=background)
+    background.on_added = lambda: None
+    for number in range(12):
+        put(partition, batch(number))
+    partition.flush()
+    background.finish()
+
+    def dropped() -> list[str]:
+        return [name for name in disk.list(str(TP)) if name.endswith(".deleted")]
+
+    def refuse(operation: str, path: str) -> None:
+        if operation == failing and dropped():
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    disk.on_step.append(refuse)
+    partition.delete_records(9, NOW_MS)
+    with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+        background.finish()
+    assert dropped()
+    disk.on_step.clear()
+    partition.enforce_retention(NOW_MS)
+    background.finish()
+    assert dropped() == []
 
 
 def test_indexes_that_were_given_up_are_made_again_where_the_log_start_is_lost() -> None:

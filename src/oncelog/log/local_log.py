@@ -83,6 +83,8 @@ class LocalLog:
         or before older snapshots can be deleted.
         """
         self._is_directory_dirty = True
+        self._dropped: list[tuple[Segment, BlockingCall]] = []
+        """Dropped segments, each with a call that deletes its files, until the call has succeeded."""
         self._has_unsynced_names = False
         """True from an unclean stop until the directory is synced: a power loss could take the names of the
         snapshots that the start has loaded.
@@ -264,7 +266,8 @@ class LocalLog:
     def _after_snapshot(self) -> BackgroundTask:
         """Delete unneeded snapshots, then the segments that waited for this snapshot."""
         yield self._keep_snapshots()
-        yield from self._remove(self._drop_dead())
+        self._drop_dead()
+        yield from self._remove_dropped()
 
     def _keep_snapshots(self) -> BlockingCall:
         """Return a call that deletes the snapshots below `covered_to`, except those at the segments' base
@@ -316,8 +319,8 @@ class LocalLog:
                 self._cover(closed_to)
             except OSError as error:
                 failure = error  # deleting the segments that an older snapshot covers still makes room
-        if dropped := self._drop_dead():
-            self._background.add(self._remove(dropped))
+        if self._drop_dead() or self._dropped:
+            self._background.add(self._remove_dropped())
         if failure is not None:
             raise failure
 
@@ -387,7 +390,8 @@ class LocalLog:
         if self._has_unsynced_names:
             yield partial(self.disk.sync_directory, self.directory)
             self._has_unsynced_names = False
-        yield from self._remove(self._drop_dead())
+        self._drop_dead()
+        yield from self._remove_dropped()
 
     def _next_base(self, segments: list[Segment]) -> int:
         """Return the base offset of the segment after `segments`, which are the first ones."""
@@ -398,44 +402,56 @@ class LocalLog:
         for segment in dead:
             segment.give_up_indexes()
 
-    def _drop_dead(self) -> list[BlockingCall]:
+    def _drop_dead(self) -> bool:
         """Rename the files of segments below the log start, and remove these segments from the list.
 
-        Returns a call for each segment, which deletes the renamed files. At most `limits.max_drops_per_step`
-        segments are handled.
+        Return True if there were any. At most `limits.max_drops_per_step` segments are handled.
         """
         dead = self._dead_segments(self.covered_to or 0)
         if not dead or self.is_swapping or self.failure is not None:
-            return []
-        dropped: list[BlockingCall] = []
+            return False
         dead = dead[: self.config.limits.max_drops_per_step]
         if self.recovery_point <= self._next_base(dead):
             # The next segment becomes the first one. Its name must be durable before the older segments are
             # renamed, as in `roll`. See test_no_power_loss_takes_the_first_segment_that_retention_leaves.
             self.disk.sync_directory(self.directory)
+        had_any = False
         try:
             # `dead` is limited, because each segment has four files to rename: eight segments take about two
             # milliseconds.
             for segment in dead:
-                dropped.append(segment.drop(self.disk))
+                self._dropped.append((segment, segment.drop(self.disk)))
                 self.segments.drop_first()
+                had_any = True
         except OSError:
-            if not dropped:
+            if not had_any:
                 raise
             # The next retention run tries the remaining segments again.
         self._reader.forget_cursors()
-        return dropped
+        return True
 
-    def _remove(self, dropped: list[BlockingCall]) -> BackgroundTask:
+    def _remove_dropped(self) -> BackgroundTask:
         """Delete the files of dropped segments, then drop and delete the remaining segments below the log
         start. At last, delete the snapshots at their base offsets.
+
+        After an error, the next retention run tries again. See
+        test_files_of_dropped_segments_are_deleted_after_an_error.
         """
-        had_any = bool(dropped)
-        while dropped:
-            yield self._sync_drops
-            yield from dropped
+        had_any = bool(self._dropped)
+        while self._dropped:
+            # Take only the segments whose renames the sync includes. A request may drop others meanwhile.
+            synced, self._dropped = self._dropped, []
+            try:
+                yield self._sync_drops
+                while synced:
+                    synced.append(synced.pop(0))  # if it fails, the others come first next time
+                    yield synced[-1][1]
+                    synced.pop()
+            finally:
+                self._dropped += synced
             yield None
-            dropped = [] if self.is_closed else self._drop_dead()
+            if not self.is_closed:
+                self._drop_dead()
         if had_any:
             yield self._keep_snapshots()
 
@@ -588,7 +604,7 @@ class LocalLog:
         """Close the files without writing, as a crash would."""
         self.is_closed = True
         self.producers.abandon()
-        for segment in self.segments:
+        for segment in (*self.segments, *(segment for segment, _ in self._dropped)):
             with suppress(OSError):  # on a network file system, for example, closing may fail
                 segment.close()
         # Close the disk after the calls above, which may remove unfinished files. From then on, it rejects

@@ -63,12 +63,12 @@ def _sync_nothing(self: Any) -> None:
     self.recovery_point = self.end_offset
 
 
-def _drop_all_or_none(self: Any) -> list[Any]:
+def _drop_all_or_none(self: Any) -> bool:
     dead = self._dead_segments()
     if dead and dead[-1].end_offset > (self.covered_to or 0):
-        return []
-    dropped: list[Any] = _DROP_DEAD(self)
-    return dropped
+        return False
+    had_any: bool = _DROP_DEAD(self)
+    return had_any
 
 
 def _sync_once(self: Any, *, is_active: bool) -> None:
