@@ -8,6 +8,9 @@ Each crash comes before a drawn operation of the disk, also during a start.
 
 Most producers are silent after a few batches. A ledger (batch_ledger.py) notes what was stored, and what
 power losses took. Batches are sent again, byte for byte, and at the end the newest one of each producer.
+
+In a third of the seeds, records are deleted around a blocking call of a compaction, which merges several
+segments. Every start must find the newest record of each key, unless it was deleted.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.control import encode_end_marker
+from oncelog.wire.records import decode_records
 from oncelog_simulator.batch_ledger import BatchKey, Fate, Ledger, keys_of
+from oncelog_simulator.checks import batches_of
 from oncelog_simulator.client_simulation import ClientResult
 from oncelog_simulator.world import World
 
@@ -59,15 +64,29 @@ WEIGHTS: dict[str, tuple[int, ...]] = {
 """The possible weights of each operation. A seed draws one of them, so that some seeds lack some operations
 and have others often.
 """
+TRIMMED_SHARE = 1 / 3
+"""The share of seeds in which records are deleted during a compaction."""
+TRIMMED_WEIGHTS = {
+    "write": 6,
+    "trim": 6,
+    "retain": 1,
+    "flush": 1,
+    "checkpoint": 2,
+    "work": 4,
+    "end_now": 1,
+    "end_soon": 2,
+}
+_MERGED_BYTES = 4_000
 
 
 @dataclass(eq=False)
 class SentBatch:
-    """A batch with the bytes of all its attempts."""
+    """A batch with the bytes of all its attempts, and the keys of its records."""
 
     key: BatchKey
     data: bytes
     last_sequence: int
+    record_keys: list[bytes]
 
 
 class LogSimulation:
@@ -86,6 +105,8 @@ class LogSimulation:
             "flush.messages": rng.choice((1, *[INT64_MAX] * 4)),
         }
         self.weights = {name: rng.choice(weights) for name, weights in WEIGHTS.items()}
+        self.key_count = 3
+        self._draw_trimmed(world.rng(f"{NAME} trimmed"))
         self.new_id_chance = rng.choice((0.1, 0.5))
         self.power_chance = rng.choice((0.5, 0.8))
         self.start_crash_chance = rng.choice((0.1, 0.6))
@@ -97,6 +118,8 @@ class LogSimulation:
         """The share of snapshots that the disk refuses now."""
         self.producer_count = 0
         self.sent: list[SentBatch] = []
+        self.deleted_to = 0
+        """The highest log start so far. No record at or above it was deleted."""
         self.open: set[int] = set()
         """The producer ids with an open transaction."""
         self.disk, self.now_ms = MemoryDisk(), BEGIN_MS
@@ -105,6 +128,15 @@ class LogSimulation:
         """A blocking call of a background task that has not run yet."""
         self.ledger = Ledger(world, lambda: self.manager.partitions, [TP])
         self.lose_power = False
+
+    def _draw_trimmed(self, rng: Random) -> None:
+        """Draw whether this seed deletes records during compactions. Such seeds have many keys, so that each
+        segment keeps records.
+        """
+        if rng.random() < TRIMMED_SHARE:
+            self.settings["cleanup.policy"] = "compact,delete"
+            self.weights = TRIMMED_WEIGHTS
+            self.key_count = rng.choice((3, 1_000, 1_000))
 
     @property
     def partition(self) -> Partition:
@@ -127,8 +159,8 @@ class LogSimulation:
             self.manager.forget_last_stop()
         self.manager.background.on_added = lambda: None
 
-    def _config(self) -> LogConfig:
-        return LogConfig.from_settings(TOPIC.parse(self.settings), limits=self.limits)
+    def _config(self, **changes: object) -> LogConfig:
+        return LogConfig.from_settings(TOPIC.parse(self.settings | changes), limits=self.limits)
 
     def _new_uuid(self) -> bytes:
         self.uuid_count += 1
@@ -161,6 +193,7 @@ class LogSimulation:
         self.disk.on_step[:] = [self._refuse_snapshot]
         self._note(f"started: {self.partition.log_start_offset} to {self.partition.log_end_offset}")
         self.ledger.recovered(self.manager.partitions)
+        self._check_records()
         self.is_new = True
 
     def _replace_disk(self) -> None:
@@ -189,10 +222,38 @@ class LogSimulation:
     def _end(self) -> None:
         """Note the end of the process, which was killed or lost power, and start another."""
         self._note("loses power" if self.lose_power else "is killed")
-        self.ledger.ending()
+        self._note_ending()
         self.ledger.ended(lose_power=self.lose_power)
         self.open.clear()
         self._start()
+
+    def _note_ending(self) -> None:
+        """Note what the next process must find."""
+        self.ledger.ending()
+        self.deleted_to = max(self.deleted_to, self.partition.log_start_offset)
+
+    def _check_records(self) -> None:
+        """Check that the log has the newest record of each key that was not deleted."""
+        start = min(self.partition.log_start_offset, self.deleted_to)
+        newest: dict[bytes, tuple[int, Fate]] = {}
+        for batch in self.sent:
+            entry = self.ledger.entry(batch.key)
+            is_idempotent = batch.key.producer_id in self.ledger.idempotent
+            if not is_idempotent or entry is None or entry.fate is Fate.GONE:
+                continue
+            for offset, key in enumerate(batch.record_keys, entry.offsets[-1]):
+                if key not in newest or newest[key][0] < offset:
+                    newest[key] = offset, entry.fate
+        there = {
+            record.key: record.offset
+            for header, data in batches_of(self.partition)
+            if not header.is_control
+            for record in decode_records(data)
+        }
+        for key, (offset, fate) in newest.items():
+            # A later record of the key may be transactional, or its append may not have been answered.
+            if fate is Fate.STORED and offset >= start and there.get(key, -1) < offset:
+                self.world.violate("a record is lost", f"{key!r} at {offset}; the log has {there.get(key)}")
 
     def _note(self, text: str) -> None:
         self.world.loop.now_us = (self.now_ms - BEGIN_MS) * 1_000
@@ -259,7 +320,7 @@ class LogSimulation:
         else:
             key = last.key._replace(sequence=last.last_sequence + 1)
         count = self.rng.choice((1, 1, 3))
-        keys = [b"k%d" % self.rng.randrange(3) for _ in range(count)]
+        keys = [b"k%d" % self.rng.randrange(self.key_count) for _ in range(count)]
         data = build_batch(
             [(self.now_ms, one, b"v", ()) for one in keys],  # type: ignore[misc]
             producer_id=key.producer_id,
@@ -271,7 +332,7 @@ class LogSimulation:
             self.open.add(key.producer_id)
         else:
             self.ledger.idempotent.add(key.producer_id)
-        batch = SentBatch(key, bytes(data), key.sequence + count - 1)
+        batch = SentBatch(key, bytes(data), key.sequence + count - 1, keys)
         try:
             self._send(batch)
         finally:
@@ -332,13 +393,40 @@ class LogSimulation:
                 self.partition.flush()
             self.manager.compact(self.now_ms)
 
+    def _trim(self) -> None:
+        """Delete records around a blocking call of a compaction that merges segments."""
+        self._compact()
+        self.partition.reconfigure(self._config(**{"segment.bytes": _MERGED_BYTES}))
+        for _ in range(self.rng.randint(1, 8)):
+            self._work_to_call()
+        self._work_steps(self.rng.randrange(2))
+        self.partition.reconfigure(self._config())
+        if self.rng.random() < 0.8:
+            start, end = self.partition.log_start_offset, self.partition.high_watermark
+            self.partition.delete_records(self.rng.randint(start, end), self.now_ms)
+        else:
+            self._retain()
+        self._work_steps(self.rng.randrange(3))
+        if self.rng.random() < 0.5:
+            self._end_now()
+
+    def _work_to_call(self) -> None:
+        """Run the background work up to its next blocking call, which is left for later."""
+        self._work_steps(1)
+        while self.call is None and self.manager.background:
+            self._work_steps(1)
+
     def _alter(self) -> None:
         self.settings["cleanup.policy"] = self.rng.choice(("delete", "compact"))
         self.partition.reconfigure(self._config())
 
     def _work(self) -> None:
-        """Run some steps of the background tasks. A blocking call may run only later."""
-        for _ in range(self.rng.choice((1, 3, 10, 100))):
+        """Run some of the background work."""
+        self._work_steps(self.rng.choice((1, 3, 10, 100)))
+
+    def _work_steps(self, count: int) -> None:
+        """Run steps and blocking calls of the background tasks. The last call may be left for later."""
+        for _ in range(count):
             call, self.call = self.call, None
             if call is not None:
                 with suppress(Exception):  # the task gets the error in its next step
@@ -369,7 +457,7 @@ class LogSimulation:
         self._work_all()
         self.manager.background.on_added = None
         self.lose_power = False
-        self.ledger.ending()
+        self._note_ending()
         with suppress(KafkaStorageError):
             self.manager.close(self.now_ms)
         self._start()

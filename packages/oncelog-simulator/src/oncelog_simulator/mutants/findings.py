@@ -118,7 +118,6 @@ OUT_OF_REACH: dict[str, str] = {
     "the seeds of a log alone were not searched for it": "R1511",
     "no check reads the warnings of a start about snapshots": "R1512",
     "no reader of transactions follows a power loss within the deletion of a segment": "R1611",
-    "no kill follows DeleteRecords within the sync of a compacted segment": "R1720",
     "no simulated DeleteRecords meets a full disk and a swap": "R1724",
     "no simulated client looks up the largest timestamp": "R1513 R1551 R1610",
     "the internal topics of simulated brokers are compacted and not deleted": "R1550",

@@ -6,11 +6,12 @@ from typing import Any
 from unittest.mock import patch
 
 from oncelog.config import INT64_MAX
-from oncelog.log import manager, recovery
+from oncelog.log import cleaner, manager, recovery
 from oncelog.log.local_log import LocalLog
 from oncelog.log.manager import LogManager
 from oncelog.log.producers import PartitionProducers
-from oncelog_simulator import old_retries
+from oncelog.log.segment_swap import make_swap
+from oncelog_simulator import log_crashes, old_retries
 from oncelog_simulator.mutants.mutant import ClientMutant, Patch, nothing
 
 
@@ -69,12 +70,32 @@ def _forget_interruption(disk: Any) -> Any:
     return _READ_LAST_STOP(disk)._replace(is_interrupted=False)
 
 
+def _clean_unguarded(self: Any, group: Any, rules: Any, end_offset: int) -> Any:
+    """Let segments be deleted while their successor is synced."""
+    task, failure = _CLEAN(self, group, rules, end_offset), None
+    while True:
+        try:
+            call: Any = next(task) if failure is None else task.throw(failure)
+        except StopIteration as done:
+            return done.value
+        if getattr(call, "func", None) is make_swap:
+            self._log.is_swapping = False
+        failure = None
+        try:
+            yield call
+        except OSError as error:
+            failure = error
+
+
 _READ_LAST_STOP = manager._read_last_stop
+_CLEAN = cleaner.Compaction._clean
 _SNAPSHOT_NOW = PartitionProducers.snapshot_now
 COMPACTED: tuple[Patch, ...] = ((old_retries, "FOCUSES", (old_retries.COMPACTED,)),)
 """In every seed, the topic is compacted long after its segments were closed."""
 DELETED: tuple[Patch, ...] = ((old_retries, "FOCUSES", (old_retries.DELETED,)),)
 """In every seed, records are deleted before they are synced."""
+TRIMMED: tuple[Patch, ...] = ((log_crashes, "TRIMMED_SHARE", 1.0),)
+"""In every seed, records are deleted during compactions."""
 _BEGIN_AT_LOG_START = recovery._begin_at_log_start
 MUTANTS = [
     ClientMutant(
@@ -161,6 +182,17 @@ MUTANTS = [
         findings=("R1481",),
         guards=(
             "log/test_log_manager.py::test_a_gap_in_a_compacted_log_is_no_loss_after_a_change_of_its_policy",
+        ),
+    ),
+    ClientMutant(
+        "segments are deleted while their successor is synced",
+        "log",
+        (),
+        ((cleaner.Compaction, "_clean", _clean_unguarded), *TRIMMED),
+        findings=("R1720",),
+        guards=(
+            "log/test_log_compaction.py::"
+            "test_a_kill_after_records_were_deleted_during_a_swap_loses_no_others",
         ),
     ),
 ]
