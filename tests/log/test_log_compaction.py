@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,7 +25,7 @@ from oncelog.log.config import LogConfig
 from oncelog.log.disk import Disk
 from oncelog.log.index import AbortedTransaction
 from oncelog.log.partition import Partition
-from oncelog.log.segment_swap import make_swap, take_place
+from oncelog.log.segment_swap import discard, make_swap, take_place
 from oncelog.rules.storage.compaction import Aborted
 from oncelog.rules.storage.read_committed import Verdict, VisibilityFilter
 from oncelog.server.disk import RealDisk
@@ -888,6 +889,50 @@ def test_a_kill_after_records_were_deleted_during_a_swap_loses_no_others(
     )
     stored = [offset for offset, _, _ in committed(again)]
     assert stored == list(range(log_start, 40))
+
+
+def test_a_power_loss_after_records_were_deleted_behind_a_failed_swap_loses_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The compacted segment is complete when the descriptors run out. So it is given up, but that is not
+    synced. A client deletes records then.
+    """
+    disk = MemoryDisk()
+    settings = {**SETTINGS, "cleanup_policy": "compact,delete"}
+    partition = open_partition(disk, config(**settings))
+    background = partition.log._background = BackgroundQueue()
+    background.on_added = lambda: None
+    for number in range(40):
+        write(partition, b"%d" % number, b"%d" % number)
+    partition.flush()
+    partition.reconfigure(config(**settings | {"segment_bytes": 4_000}))
+    dirty = partition.cleaner.dirty_range(NOW_MS)
+    assert dirty is not None
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cleaner.SegmentSwapper, "begin", refuse)
+        patched.setattr(cleaner, "discard", partial(_discard_without, patched, partition, refuse))
+        with pytest.raises(KafkaStorageError, match=os.strerror(errno.EMFILE)):
+            run(partition.cleaner.compact(dirty, NOW_MS))
+        partition.delete_records(12, NOW_MS)
+    for seed in range(100):
+        again = open_partition(
+            disk.after_power_loss(Random(seed)), config(**settings), recovery_point=partition.recovery_point
+        )
+        assert [offset for offset, _, _ in committed(again)][-28:] == list(range(12, 40))
+    assert partition.cleaner.has_unfinished_swap
+    run(partition.cleaner.finish_swap())
+    partition.enforce_retention(NOW_MS)
+    assert partition.log.segments.first.base_offset > 0
+
+
+def _discard_without(patched: pytest.MonkeyPatch, partition: Partition, refuse: Any, *args: Any) -> None:
+    """Discard a compacted segment without a descriptor for the sync of the directory."""
+    patched.setattr(partition.log.disk, "sync_directory", refuse)
+    discard(*args)
 
 
 def test_a_deletion_on_a_full_disk_keeps_the_indexes_of_a_compacted_segment(

@@ -168,11 +168,6 @@ class LogCleaner:
         self.cleaned_to = max(self.cleaned_to, compaction.cleaned_to)
 
     @property
-    def has_leftovers(self) -> bool:
-        """True while a failed compaction may have left files that recovery would swap in."""
-        return self._swapper.has_leftovers
-
-    @property
     def may_have_swap_files(self) -> bool:
         """True if the directory may have `.cleaned` or `.swap` files of a compaction. The next start of the
         broker swaps them in or discards them.
@@ -180,20 +175,23 @@ class LogCleaner:
         The result stays true if the log is closed during a compaction.
         """
         swapper = self._swapper
-        return self._is_compacting or swapper.has_leftovers or swapper.unfinished is not None
+        return self._is_compacting or self._log.has_swap_leftovers or swapper.unfinished is not None
 
     @property
     def has_unfinished_swap(self) -> bool:
         """True while a complete compacted segment could not yet take the names of the segments that it
-        replaces.
+        replaces, or while the files of a failed compaction could not be deleted.
         """
-        return self._swapper.unfinished is not None and not self._log.is_closed and self._log.failure is None
+        log = self._log
+        is_unfinished = self._swapper.unfinished is not None or log.has_swap_leftovers
+        return is_unfinished and not log.is_closed and log.failure is None
 
     def finish_swap(self) -> BackgroundTask:
         """Retry a swap that failed temporarily. Raises KafkaStorageError."""
         if not self.has_unfinished_swap:
             return
         try:
+            yield from self._swapper.discard_leftovers()
             yield from self._swapper.finish()
         except (OSError, StorageError) as error:
             if not self._log.is_closed:
@@ -212,8 +210,6 @@ class SegmentSwapper:
 
     def __init__(self, log: LocalLog) -> None:
         self._log = log
-        self.has_leftovers = False
-        """True while a failed compaction may have left files that recovery would swap in."""
         self.unfinished: list[Segment] | None = None
         """The segments of a swap that failed temporarily: their successor is complete, but does not have
         their names yet. None if no swap is unfinished.
@@ -221,9 +217,9 @@ class SegmentSwapper:
 
     def discard_leftovers(self) -> BackgroundTask:
         """Delete the files of a failed compaction, if there may be any. Raises OSError."""
-        if self.has_leftovers:
+        if self._log.has_swap_leftovers:
             yield partial(discard_leftovers, self._log.disk, self._log.directory)
-            self.has_leftovers = False
+            self._log.has_swap_leftovers = False
 
     def begin(self, segments: list[Segment]) -> None:
         """Prepare segments for the swap: open their files and stop writing their indexes, because the swap
@@ -437,11 +433,11 @@ class Compaction:
                 is_complete = True
         finally:
             log.is_swapping = is_complete
-            swapper.has_leftovers = not is_complete
+            log.has_swap_leftovers = not is_complete
             output.close()
             if not is_complete:
                 discard(log.disk, log.directory, base_offset)
-                swapper.has_leftovers = False
+                log.has_swap_leftovers = False
         if is_complete:
             yield from swapper.swap_in(group)
         return is_complete

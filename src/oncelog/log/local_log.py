@@ -70,6 +70,11 @@ class LocalLog:
         """True while compaction replaces segments. During that time the old segments' files may have no
         names, or a start would replace them, so no segment may be deleted.
         """
+        self.has_swap_leftovers = False
+        """True while a failed compaction may have left files that a start would swap in. Until they are gone,
+        no segment may be deleted. See
+        test_a_power_loss_after_records_were_deleted_behind_a_failed_swap_loses_no_others.
+        """
         self.unindexed_marker_offset: int | None = None
         """The offset of the transaction marker that is being appended; None if no append of a marker is in
         progress. The append of an ABORT marker ends once its transaction index entry is in memory.
@@ -408,7 +413,7 @@ class LocalLog:
         Return True if there were any. At most `limits.max_drops_per_step` segments are handled.
         """
         dead = self._dead_segments(self.covered_to or 0)
-        if not dead or self.is_swapping or self.failure is not None:
+        if not dead or self.is_swapping or self.has_swap_leftovers or self.failure is not None:
             return False
         dead = dead[: self.config.limits.max_drops_per_step]
         if self.recovery_point <= self._next_base(dead):
