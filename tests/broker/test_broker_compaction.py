@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
+from support.log.partitions import batch, config, open_partition, put
 from support.topics import new_topic, producer_of, read
-from support.wait import pause, wait_until
+from support.wait import pause, until, wait_until
 
 from oncelog import Broker, Consumer, OffsetAndMetadata, Producer, TopicPartition
 from oncelog.broker.dispatch import tick
 from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.limits import Limits
+from oncelog.log.background import BackgroundQueue
 from oncelog.rules.groups.committed_offsets import CommittedOffset
 from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.rules.transactions.entry import TransactionState
 from oncelog.runtime.clock import Clock
+from oncelog.server.background import BackgroundRunner
 from oncelog.server.disk import RealDisk
 from oncelog.server.embedded import recover_node
 from oncelog.testing.broker_process import BrokerProcess
@@ -43,6 +49,42 @@ def small(servers: str, **settings: object) -> str:
 
 def newest(servers: str, topic: str) -> dict[bytes | None, bytes | None]:
     return {record.key: record.value for record in read(servers, topic)}
+
+
+@pytest.mark.parametrize("refused", [1, 2, 3])
+def test_compaction_continues_once_there_are_threads_again(refused: int) -> None:
+    """No thread can be started for one of the three blocking calls of a compaction."""
+    partition = open_partition(log_config=config(cleanup_policy="compact,delete", segment_bytes=400))
+    for _ in range(40):
+        put(partition, batch(key=b"k"))
+    partition.flush()
+    background = BackgroundQueue()
+
+    async def compact(refused: int) -> None:
+        loop, calls = asyncio.get_running_loop(), count(1)
+        run = loop.run_in_executor
+
+        def run_or_refuse(executor: Any, call: Any) -> Any:
+            if next(calls) == refused:
+                raise RuntimeError("can't start new thread")
+            return run(executor, call)
+
+        loop.run_in_executor = run_or_refuse  # type: ignore[method-assign, assignment]
+        runner = BackgroundRunner(background, lambda: None)
+        runner.start()
+        background.add(partition.cleaner.finish_swap())
+        if (dirty := partition.cleaner.dirty_range(NOW_MS)) is not None:
+            background.add(partition.cleaner.compact(dirty, NOW_MS))
+        await until(lambda: not background)
+        await runner.stop()
+
+    old = list(partition.log.segments)[:-1]
+    for number in (refused, 0, 0):
+        asyncio.run(compact(number))
+    assert partition.cleaner.dirty_range(NOW_MS) is None
+    assert not partition.log.is_swapping
+    with pytest.raises(OSError, match="closed"):
+        old[0].file.size()
 
 
 def test_a_topic_shrinks_to_its_keys() -> None:

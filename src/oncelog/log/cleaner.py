@@ -241,8 +241,12 @@ class SegmentSwapper:
         except (OSError, StorageError) as failure:
             error = failure
         if old := self._end(segments, loaded, error):
-            # Closing the last descriptor of a deleted file frees its blocks, which may take long.
-            yield partial(_close_files, old)
+            close = partial(_close_files, old)
+            try:
+                # Closing the last descriptor of a deleted file frees its blocks, which may take long.
+                yield close
+            except OSError:
+                close()  # no thread could be started
 
     def finish(self) -> BackgroundTask:
         """Retry the swap in `unfinished`. Raises OSError, StorageError."""

@@ -8,6 +8,7 @@ test_large_requests_are_answered_while_a_job_of_the_log_is_running.
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 
 from oncelog.log.background import BackgroundQueue, RunningCall
@@ -98,9 +99,10 @@ class BackgroundRunner:
         try:
             await asyncio.get_running_loop().run_in_executor(None, call)
         except Exception as error:
-            # If no thread could be started, `call` has not run, so end it here. If `call` itself failed, it
-            # has ended already, and this does nothing.
-            call.end(error)
+            # If no thread could be started, `call` has not run, so end it here. An OSError tells its task
+            # that a later attempt may succeed. If `call` itself failed, it has ended already, and this does
+            # nothing. See test_compaction_continues_once_there_are_threads_again.
+            call.end(OSError(errno.EAGAIN, str(error)))
 
     def _on_call_done(self, task: asyncio.Task[None]) -> None:
         self._calls.discard(task)
