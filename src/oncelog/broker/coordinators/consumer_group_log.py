@@ -160,12 +160,10 @@ def replay_record(group: ConsumerGroup, record_key: RecordKey, data: bytes | Non
             rows = ConsumerGroupTargetAssignmentMemberValue.from_bytes(data).topic_partitions
             group.targets[member_id] = topic_id_partitions((row.topic_id, row.partitions) for row in rows)
     elif kind == MEMBER and data is None:
-        group.members.pop(member_id, None)
+        group.remove_restored(member_id)
     elif data is not None:
         member = group.members.get(member_id) or ConsumerMember(member_id)
-        group.members[member_id] = (
-            _with_member(member, data) if kind == MEMBER else _with_current(member, data)
-        )
+        group.restore(_with_member(member, data) if kind == MEMBER else _with_current(member, data))
 
 
 def _with_member(member: ConsumerMember, data: bytes) -> ConsumerMember:

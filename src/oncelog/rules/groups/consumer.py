@@ -851,6 +851,22 @@ class ConsumerGroup:
         else:
             self._revocation_deadlines_ms[member.member_id] = now_ms + member.rebalance_timeout_ms
 
+    def restore(self, member: ConsumerMember) -> None:
+        """Set a member that is read from the log. It shares the subscription of an equal member at once:
+        hundreds of members may have the same thousands of names. See
+        test_a_start_keeps_equal_names_of_members_once.
+        """
+        before = self.members.get(member.member_id)
+        topics, regex = self._subscriptions.shared(_subscription(member))
+        self.members[member.member_id] = after = replace(member, topics=topics, regex=regex)
+        self._note_member(before, after)
+
+    def remove_restored(self, member_id: str) -> None:
+        """Remove a member whose removal is read from the log."""
+        before = self.members.pop(member_id, None)
+        if before is not None:
+            self._note_member(before, None)
+
     def resume(self, now_ms: int) -> None:
         """Prepare the group for use after a restart of the broker: count the subscriptions, and start the
         session and revocation timeouts of all members.
