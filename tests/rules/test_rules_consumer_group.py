@@ -493,6 +493,26 @@ def test_long_ids_of_members_count_like_subscriptions() -> None:
     assert not group.members and not group._id_bytes
 
 
+def test_the_longer_id_of_a_static_members_successor_counts() -> None:
+    """R1731: a static member could come back with a longer id, however much memory the group took."""
+    group = ConsumerGroup("g", session_timeout_ms=1000, max_subscription_bytes=1_000)
+
+    def beat(name: str, epoch: int = 0) -> str | None:
+        nonlocal group
+        draft = group.draft()
+        joined = Heartbeat(name, epoch, "i", None, 500, frozenset("t"), owned=NO_PARTITIONS)
+        error = refusal(lambda: draft.heartbeat(joined, catalogue, 0))
+        group = draft if error is None else group
+        return error
+
+    assert (beat("m"), beat("m", -2)) == (None, None)
+    assert beat("n" * 1_000) == "GROUP_MAX_SIZE_REACHED"
+    assert list(group.members) == ["m"]
+    # A successor whose id is not longer is accepted even above the limit, as after a change of the limit.
+    group._max_subscription_bytes = 1
+    assert beat("n") is None
+
+
 @pytest.mark.parametrize(
     ("wishes", "assignor"),
     [

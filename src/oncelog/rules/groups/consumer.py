@@ -529,9 +529,11 @@ class ConsumerGroup:
             return self._leave(request)
         if len(self.members) >= self._max_size and request.member_id not in self.members:
             raise GroupMaxSizeReached(f"group {self.group_id!r} has {len(self.members)} members")
+        # Before `_member_of`, which may replace a static member by one with a longer id.
+        held_bytes = self._subscriptions.size_bytes + self._id_bytes
         before = self._member_of(request)
         member = self._with_heartbeat(before, request)
-        self._check_subscription(before, member)
+        self._check_subscription(member, held_bytes)
         if member.regex is not None and member.regex != before.regex:
             check_regex(member.regex)
         # As in Kafka 4.3, a new member without topics does not raise the epoch, because no assignment
@@ -630,15 +632,11 @@ class ConsumerGroup:
             server_assignor=request.server_assignor or member.server_assignor,
         )
 
-    def _check_subscription(self, before: ConsumerMember, member: ConsumerMember) -> None:
+    def _check_subscription(self, member: ConsumerMember, held_bytes: int) -> None:
         """Raise GroupMaxSizeReached if the distinct subscriptions and the members' ids would take too much
-        memory.
+        memory, and more than `held_bytes`, their size before the heartbeat.
         """
-        existing = self.members.get(member.member_id)
-        added_bytes = _id_bytes(member) - _id_bytes(existing)
-        if existing is not None and added_bytes <= 0 and _subscription(before) == _subscription(member):
-            return
-        held_bytes = self._subscriptions.size_bytes + self._id_bytes
+        added_bytes = _id_bytes(member) - _id_bytes(self.members.get(member.member_id))
         size_bytes = self._subscriptions.size_with(_subscription(member)) + self._id_bytes + added_bytes
         if size_bytes > max(held_bytes, self._max_subscription_bytes):
             raise GroupMaxSizeReached(

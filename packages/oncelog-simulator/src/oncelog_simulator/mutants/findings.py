@@ -40,6 +40,7 @@ OUT_OF_REACH: dict[str, str] = {
         " R1692 R1693 R1712 R1713 R1740"
         " R1692 R1693 R1712 R1713 R1740 R1742"
         " R1692 R1693 R1712 R1713 R1730"
+        " R1692 R1693 R1712 R1713 R1730 R1731"
     ),
     "TLS, SASL, ACLs, quotas and the metrics port are not simulated": (
         "S6 S7 S10 S11 S13 S20 R5 R44 R182 R254 R508 R640 R641 R643 R645 R791 R793 R851 R1006 R1260"
