@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -296,6 +297,47 @@ def test_a_commit_during_a_rebalance_without_partitions_is_refused_at_once(proto
         await member.until(lambda: bool(member.core.assignment()))
         await member.session.commit(at(7))
         assert coordinator.committed == [{0: 7}]
+        await member.session.close()
+
+    asyncio.run(asyncio.wait_for(work(), 120))
+
+
+class InOrder(SlowRebalance):
+    """Such a coordinator that handles the requests of each connection one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._connections: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def request(self, node_id: int | None, request: Any, **fields: Any) -> Any:
+        async with self._connections[fields.get("channel", "")]:
+            return await super().request(node_id, request, **fields)
+
+
+@pytest.mark.parametrize("protocol", ["range", "cooperative-sticky"])
+def test_committed_offsets_are_returned_during_a_rebalance_without_partitions(protocol: str) -> None:
+    """R1732: `committed` waited behind the member's JoinGroup, and after request.timeout.ms it raised
+    TimedOut, and closed the connection on which the member was joining.
+    """
+
+    async def work() -> None:
+        coordinator = InOrder()
+        member = await joined(coordinator, protocol, **{"enable.auto.commit": False})
+        coordinator.may_join.clear()
+        coordinator.rebalance([])
+        if protocol == "range":
+            await member.until(lambda: any(change is R for change, *_ in member.notifications))
+        else:  # the first join takes all partitions away, and the second one waits
+            coordinator.may_join.set()
+            await member.until(lambda: any(change is R for change, *_ in member.notifications))
+            coordinator.may_join.clear()
+        await member.until(lambda: member.session.protocol.is_rebalancing)
+        assert await asyncio.wait_for(member.session.committed(ALL), 20) == {}
+        assert member.session.protocol.is_rebalancing
+        coordinator.share = ALL[:1]
+        coordinator.may_join.set()
+        await member.until(lambda: bool(member.core.assignment()))
+        assert await member.session.committed(ALL) == {}
         await member.session.close()
 
     asyncio.run(asyncio.wait_for(work(), 120))

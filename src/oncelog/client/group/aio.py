@@ -244,7 +244,9 @@ class GroupSession:
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the group's committed offsets: see GroupCoordinatorClient.committed."""
-        return await self._coordinator.committed(partitions)
+        # A member without partitions joins on the connection of its other requests. See
+        # test_committed_offsets_are_returned_during_a_rebalance_without_partitions.
+        return await self._coordinator.committed(partitions, lambda: self.protocol.free_channel)
 
     async def commit(self, offsets: Offsets | None = None) -> None:
         """Commit `offsets`, or by default the positions after all delivered records.

@@ -110,6 +110,11 @@ class ClassicMember:
         """True from the start of a join until a poll has handled its outcome."""
         return self._joining is not None
 
+    @property
+    def free_channel(self) -> str:
+        """The channel for requests that must not wait for the response to a JoinGroup or SyncGroup."""
+        return "group" if self._joining is None else self._free_channel
+
     async def advance(self, deadline_ms: float) -> Rebalance | bool | None:
         """Run the next step: see GroupProtocol.advance."""
         membership = self._membership
@@ -422,6 +427,5 @@ class ClassicMember:
         """Send LeaveGroup. A static member sends none, so that its successor gets its partitions."""
         if self._settings["group.instance.id"] is not None:
             return
-        channel = "group" if self._joining is None else self._free_channel
         with suppress(OncelogError):
-            await self._coordinator.send(leave_request(self._membership.member), channel=channel)
+            await self._coordinator.send(leave_request(self._membership.member), channel=self.free_channel)

@@ -89,6 +89,11 @@ class ConsumerMember:
         """Always False: a rebalance of this protocol does not end the membership."""
         return False
 
+    @property
+    def free_channel(self) -> str:
+        """Always the same: no request of this protocol waits for other members."""
+        return "group"
+
     def resubscribe(self) -> None:
         """Send a heartbeat with the changed topics immediately."""
         self._hurry.set()

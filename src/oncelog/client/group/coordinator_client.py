@@ -50,11 +50,12 @@ class GroupCoordinatorClient:
         self._coordinator_id: int | None = None
 
     async def committed(
-        self, partitions: Collection[TopicPartition]
+        self, partitions: Collection[TopicPartition], channel: Callable[[], str] = lambda: "group"
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the group's committed offsets; partitions without a commit are missing from the result.
 
-        Raises TimedOut after request.timeout.ms, and the coordinator's final errors.
+        `channel` returns the channel for each attempt. Raises TimedOut after request.timeout.ms, and the
+        coordinator's final errors.
         """
         if not partitions:
             return {}
@@ -64,7 +65,9 @@ class GroupCoordinatorClient:
         request = committed_request(self.group_id, partitions, is_stable=True)
 
         async def attempt() -> dict[TopicPartition, OffsetAndMetadata]:
-            error, offsets = committed_from(await self.send(request, max_version=MAX_OFFSET_FETCH_VERSION))
+            error, offsets = committed_from(
+                await self.send(request, max_version=MAX_OFFSET_FETCH_VERSION, channel=channel())
+            )
             if error is not None:
                 raise error
             return offsets

@@ -51,6 +51,10 @@ class GroupProtocol(Protocol):
     def is_rebalancing(self) -> bool:
         """True while a rebalance runs in the background. Only its outcome shows which partitions are lost."""
 
+    @property
+    def free_channel(self) -> str:
+        """The channel for requests that must not wait for the response to a JoinGroup."""
+
     async def advance(self, deadline_ms: float) -> Rebalance | bool | None:
         """Run the next step of the membership.
 

@@ -72,7 +72,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no simulated application unsubscribes, or commits in `on_partitions_lost`": "R58 L10b R441 R496 R1127",
     "no fault makes a fetch end with an error that is not expected": "L22a",
     "simulated consumers commit in the task that polls, and seldom while a coordinator loads": (
-        "R605 R606 R1711"
+        "R605 R606 R1711 R1732"
     ),
     "one connection carries all requests of a member to its coordinator": "R607",
     "simulated applications poll soon after a commit was refused": "R680",
