@@ -4,6 +4,7 @@ stand-in.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing, nullcontext, suppress
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from support.trial import StandInDriver, trial_of
 
@@ -148,26 +150,90 @@ class BatchDriver(StandInDriver):
 
 
 class IcebergDriver(BatchDriver):
-    """Appends each micro-batch to an Iceberg table, and notes it before the transaction ends."""
+    """Calls a function of foreachBatch that appends each micro-batch to a table and notes it."""
+
+    append: Callable[[Any, pa.Table, Path], None]
 
     def _write(self, number: int, rows: list[tuple[str]]) -> None:
+        note = Path(self.settings["TARGET"], f"noted-{number}")
+        columns = pa.table({"id": pa.array([name for (name,) in rows], pa.string())})
+        table = self._table(columns.schema)
+        if not (note.exists() or self._has_note(table, note.name)):
+            self._announcer.call(type(self).append, table, columns, note)
+            while self._armed.exists():
+                self._wait_or_die()
+
+    def _table(self, schema: pa.Schema) -> Any:
         from pyiceberg.catalog import load_catalog
 
-        place, note = self.settings["TARGET"], Path(self.settings["TARGET"], f"noted-{number}")
+        place = self.settings["TARGET"]
         catalog = load_catalog(
             "c", type="sql", uri=f"sqlite:///{place}/catalog.db", warehouse=f"file://{place}"
         )
         catalog.create_namespace_if_not_exists("lake")
-        column = pa.table({"id": pa.array([name for (name,) in rows], pa.string())})
-        table = catalog.create_table_if_not_exists("lake.rows", column.schema)
+        return catalog.create_table_if_not_exists("lake.rows", schema)
 
-        def write() -> None:
-            with table.transaction() as transaction:
-                transaction.append(column)
-                note.touch()
+    def _has_note(self, table: Any, name: str) -> bool:
+        return name in table.properties
 
-        if not note.exists():
-            self._announcer.call(write)
+
+class DeltaDriver(IcebergDriver):
+    def _table(self, schema: pa.Schema) -> Any:
+        from deltalake import DeltaTable
+
+        DeltaTable.create(self.settings["TARGET"], schema, mode="ignore")
+        return DeltaTable(self.settings["TARGET"])
+
+    def _has_note(self, table: Any, name: str) -> bool:
+        return table.transaction_version(name) is not None
+
+
+def iceberg_with_note_within(table: Any, rows: pa.Table, note: Path) -> None:
+    with table.transaction() as transaction:
+        transaction.append(rows)
+        note.touch()
+
+
+def iceberg_with_note_after(table: Any, rows: pa.Table, note: Path) -> None:
+    with table.transaction() as transaction:
+        transaction.append(rows)
+    note.touch()
+
+
+def iceberg_with_note(table: Any, rows: pa.Table, note: Path) -> None:
+    with table.transaction() as transaction:
+        transaction.append(rows)
+        transaction.set_properties({note.name: "yes"})
+
+
+def delta_file(rows: pa.Table, note: Path) -> list[Any]:
+    from deltalake.transaction import AddAction
+
+    number = len(list(note.parent.glob("*.parquet")))
+    file = note.with_name(f"{number}.parquet")
+    pyarrow.parquet.write_table(rows, file)
+    statistics = json.dumps({"numRecords": rows.num_rows})
+    return [AddAction(file.name, file.stat().st_size, {}, 0, True, statistics)]
+
+
+def delta_with_note_within(table: Any, rows: pa.Table, note: Path) -> None:
+    files = delta_file(rows, note)
+    note.touch()
+    table.create_write_transaction(files, "append", rows.schema)
+
+
+def delta_with_note_after(table: Any, rows: pa.Table, note: Path) -> None:
+    files = delta_file(rows, note)
+    table.create_write_transaction(files, "append", rows.schema)
+    note.touch()
+
+
+def delta_with_note(table: Any, rows: pa.Table, note: Path) -> None:
+    from deltalake import CommitProperties, Transaction
+
+    properties = CommitProperties(app_transactions=[Transaction(note.name, 1)])
+    files = delta_file(rows, note)
+    table.create_write_transaction(files, "append", rows.schema, commit_properties=properties)
 
 
 class NoteOfOffsets(StandInDriver):
@@ -254,17 +320,42 @@ def test_a_query_without_a_function_of_foreachbatch_is_not_accused(
     assert outcome.verdict is Verdict.IMPOSSIBLE and "no function of foreachBatch" in outcome.detail, outcome
 
 
-def test_the_line_that_writes_to_iceberg_is_the_one_that_commits(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("cell", "append", "lost", "doubled"),
+    [
+        ("driver-at-write", iceberg_with_note_within, True, False),
+        ("driver-at-write", iceberg_with_note_after, False, False),
+        ("driver-at-write", iceberg_with_note, False, False),
+        ("driver-in-write", iceberg_with_note_within, False, False),
+        ("driver-in-write", iceberg_with_note_after, False, True),
+        ("driver-in-write", iceberg_with_note, False, False),
+        ("driver-at-write", delta_with_note_within, True, False),
+        ("driver-at-write", delta_with_note_after, False, False),
+        ("driver-at-write", delta_with_note, False, False),
+        ("driver-in-write", delta_with_note_after, False, True),
+        ("driver-in-write", delta_with_note, False, False),
+    ],
+)
+def test_a_write_to_a_table_is_its_commit(
+    cell: str,
+    append: Callable[..., None],
+    lost: bool,
+    doubled: bool,
+    trial: Trial,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """R1705: it was the line that appends, because a data file was new. No cell lost the rows of a function
-    that notes a micro-batch between the two.
+    """R1705: the line that writes was the line that appends, because a data file was new. R1750: then a
+    correct function was said not to come to the fault. No cell doubled the rows of a function that notes a
+    micro-batch after the commit, because the kill was before the commit.
     """
-    pytest.importorskip("pyiceberg", reason="needs the package pyiceberg")
-    iceberg = replace(trial, kind=TargetKind.ICEBERG)
-    outcome = outcome_of("driver-at-write", iceberg, monkeypatch, IcebergDriver)
-    assert outcome.verdict is Verdict.VIOLATED and outcome.counts is not None, outcome
-    assert outcome.counts.lost > 0 and outcome.counts.doubled == 0
+    is_delta = append.__name__.startswith("delta")
+    pytest.importorskip("deltalake" if is_delta else "pyiceberg", reason="needs the package of the table")
+    table = replace(trial, kind=TargetKind.DELTA if is_delta else TargetKind.ICEBERG)
+    base = DeltaDriver if is_delta else IcebergDriver
+    driver = type("Driver", (base,), {"append": staticmethod(append)})
+    outcome = outcome_of(cell, table, monkeypatch, driver)
+    assert outcome.has_happened and outcome.counts is not None, outcome
+    assert (outcome.counts.lost > 0, outcome.counts.doubled > 0) == (lost, doubled), outcome
 
 
 def test_the_line_that_writes_is_the_last_one_before_there_is_a_write(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from oncelog.trial.plan import (
 )
 from oncelog.trial.spark_checkpoint import CheckpointState, read_checkpoint, remove_last_commit
 from oncelog.trial.spark_worker import restart_spark_worker
-from oncelog.trial.targets import IcebergTarget, PostgresqlTarget, Target, target_of
+from oncelog.trial.targets import DeltaTarget, IcebergTarget, PostgresqlTarget, Target, target_of
 
 PARTITIONS = 2
 """Partitions of the source, and of the target if it is a topic."""
@@ -424,7 +424,7 @@ class _CellRun:
         return _Watch(self._target.address if self._trial.kind is TargetKind.TOPIC else None)
 
     def _arm(self) -> None:
-        before = self._target.count_writes()
+        before = self._count_writes()
         self._writes_before = self._writes_before + self._writes_in_target if before is None else before
         self._watch = self._new_watch()
         self._writes_in_target = self._writes_committed = 0
@@ -435,6 +435,17 @@ class _CellRun:
             self._lines.arm()
         elif self._cell.strike is not None:
             self._strikes.arm()
+
+    def _count_writes(self) -> int | None:
+        """Return a number that grows with each write to the target; None if it cannot be counted now.
+
+        A table's data files are written before their commit, and readers do not see them yet. A function of
+        foreachBatch waits at its lines, so the commits are counted. Guard:
+        test_a_write_to_a_table_is_its_commit.
+        """
+        if self._lines.has_function and isinstance(self._target, DeltaTarget | IcebergTarget):
+            return self._target.count_committed()
+        return self._target.count_writes()
 
     def _clear(self) -> None:
         self._proxy.clear()
@@ -501,7 +512,7 @@ class _CellRun:
         # Read the line first: if the driver waits at a line of a micro-batch, its plan is in the checkpoint.
         self._lines.read()
         state = read_checkpoint(self._checkpoint, self._source)
-        counted = self._target.count_writes()
+        counted = self._count_writes()
         if counted is not None:
             self._writes_in_target = max(0, counted - self._writes_before)
         writes = self._watch.writes + self._writes_in_target
@@ -515,10 +526,7 @@ class _CellRun:
         self._state = state
         watch = self._watch
         self._strikes.look(writes)
-        visible = counted
-        if isinstance(self._target, IcebergTarget):
-            visible = self._target.count_rows()
-        self._lines.look(None if visible is None else watch.writes + visible)
+        self._lines.look(None if counted is None else writes)
         return Evidence(
             is_planned=state.is_planned,
             is_consumed=state.covers(self._ends),

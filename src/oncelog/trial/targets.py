@@ -188,9 +188,19 @@ class DeltaTarget:
         self._directory, self._id_name = directory, id_name
         self.remark = ""
         self._with_rows: set[Path] = set()
+        self._files_in_log: dict[str, int] = {}
+        """Name of an entry of the log -> the number of data files that it adds."""
 
     def count_writes(self) -> int:
         return count_files_with_rows(self._directory, self._with_rows)
+
+    def count_committed(self) -> int:
+        """Return the number of data files that commits have added."""
+        for entry in (self._directory / "_delta_log").glob("*.json"):
+            if entry.stem.isdecimal() and entry.name not in self._files_in_log:
+                added = (json.loads(line).get("add", {}) for line in entry.read_text().splitlines())
+                self._files_in_log[entry.name] = sum(action.get("dataChange", False) for action in added)
+        return sum(self._files_in_log.values())
 
     def read(self) -> Iterator[Row]:
         from deltalake import DeltaTable
@@ -228,12 +238,8 @@ class IcebergTarget:
     def count_writes(self) -> int:
         return count_files_with_rows(self._directory, self._with_rows)
 
-    def count_rows(self) -> int | None:
-        """Return the number of rows that readers see; None while the catalog cannot be read.
-
-        A transaction writes its data files before it commits them. Guard:
-        test_the_line_that_writes_to_iceberg_is_the_one_that_commits.
-        """
+    def count_committed(self) -> int | None:
+        """Return the number of rows that readers see; None while the catalog cannot be read."""
         from pyiceberg.table import StaticTable
 
         try:
