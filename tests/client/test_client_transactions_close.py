@@ -13,7 +13,7 @@ from support.servers import bootstrap_servers
 from support.topics import new_topic, producer_of, requests, values
 from support.wait import until
 
-from oncelog import Admin, Consumer, Producer, TopicPartition
+from oncelog import Admin, Broker, Consumer, Producer, TopicPartition
 from oncelog.client.producer.aio import AsyncProducer
 from oncelog.errors import (
     BrokerError,
@@ -276,6 +276,70 @@ def test_closing_a_producer_that_joined_leaves_the_transaction_to_its_owner(serv
             joined.send(topic, b"joined", partition=1)
         owner.commit_transaction()
     assert values(servers, topic) == [b"owner's", b"joined"]
+
+
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_the_owner_ends_a_transaction_to_which_only_others_have_sent(
+    request: pytest.FixtureRequest, servers: str, is_commit: bool
+) -> None:
+    """R1751: no EndTxn was sent. A commit returned, and the records were in no transaction that ended. After
+    an abort, the next commit made them visible. If the epoch stays, the owner's next record had the sequence
+    of the joined one.
+    """
+    topic, owner_id = new_topic(servers), name()
+    with producer_of(servers, transactional_id=owner_id) as owner:
+        owner.init_transactions()
+        owner.begin_transaction()
+        with producer_of(servers, transactional_id=owner_id) as joined:
+            joined.join_transaction(owner.share_transaction())
+            joined.send(topic, b"joined").result(60)
+        (owner.commit_transaction if is_commit else owner.abort_transaction)()
+        stored = [b"joined"] * is_commit
+        assert values(servers, topic) == stored
+        if is_commit and "classic" in request.node.name:
+            with pytest.raises(MisuseError, match="create a new producer"):
+                owner.begin_transaction()
+            return
+        with owner.transaction():
+            owner.send(topic, b"next")
+    assert values(servers, topic) == [*stored, b"next"]
+
+
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_a_shared_transaction_without_records_can_be_ended(servers: str, is_commit: bool) -> None:
+    topic = new_topic(servers)
+    with producer_of(servers, transactional_id=name()) as owner:
+        owner.init_transactions()
+        for number in range(2):
+            owner.begin_transaction()
+            owner.share_transaction()
+            (owner.commit_transaction if is_commit else owner.abort_transaction)()
+            with owner.transaction():
+                owner.send(topic, b"%d" % number)
+    assert values(servers, topic) == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_a_late_record_of_a_joined_producer_is_in_no_later_transaction(version: int) -> None:
+    """Brokers before Kafka 3.6 do not verify that a record belongs to an open transaction."""
+    settings = {"oncelog.transaction.version": version, "transaction.partition.verification.enable": False}
+    with Broker(config=settings) as broker:
+        servers, owner_id = broker.bootstrap_servers, name()
+        topic = new_topic(servers)
+        with (
+            producer_of(servers, transactional_id=owner_id) as owner,
+            producer_of(servers, transactional_id=owner_id) as joined,
+        ):
+            owner.init_transactions()
+            owner.begin_transaction()
+            joined.join_transaction(owner.share_transaction())
+            joined.send(topic, b"aborted").result(60)
+            owner.abort_transaction()
+            with pytest.raises(OncelogError):
+                joined.send(topic, b"late").result(60)
+            with owner.transaction():
+                owner.send(topic, b"next")
+        assert values(servers, topic) == [b"next"]
 
 
 @pytest.mark.behaviour("T7")

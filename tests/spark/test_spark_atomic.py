@@ -20,7 +20,7 @@ from oncelog.errors import ConfigError, OncelogError
 from oncelog.spark import write_atomic
 from oncelog.spark.sink import atomic, atomic_task
 from oncelog.spark.sink.atomic_task import ShareReport
-from oncelog.spark.sink.decisions import RowSum, SinkError, TaskMarker
+from oncelog.spark.sink.decisions import RowRefused, RowSum, SinkError, TaskMarker
 from oncelog.spark.sink.sink_metrics import FILE_VARIABLE, SinkMetrics
 from oncelog.spark.sink.sink_options import FULL_RETRY, parse_sink_options
 from oncelog.spark.sink.task import Sink
@@ -535,3 +535,28 @@ def test_an_attempt_with_a_former_producer_id_takes_no_lease() -> None:
             with pytest.raises(SinkError, match="an earlier attempt of task 0 of batch 7 had begun"):
                 atomic_task.TaskLease(sink, 0, 7, share).acquire(admin)
             producer.abort_transaction()
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_a_write_that_fails_leaves_no_transaction_open(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1751: the driver had sent nothing itself, so it did not end the transaction. Readers waited until
+    transaction.timeout.ms had passed.
+    """
+    with (
+        oncelog.Broker(config={"oncelog.transaction.version": version}) as broker,
+        Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin,
+    ):
+        create_topic(broker.bootstrap_servers, "t")
+        settings = parse_sink_options(options_of(broker.bootstrap_servers, "t"), "stream")
+        sink = Sink("failed", settings, part="atomic")
+        placed = {"topic": ["t"], "partition": pa.array([0], pa.int32())}
+        rows = pa.RecordBatch.from_pydict({"value": [b"a"], **placed})
+
+        def run(df: Any, batch_id: int, sink: Sink, share: Any, counts: Any) -> list[ShareReport]:
+            list(atomic_task.write_share([rows], sink=sink, batch_id=batch_id, share=share, task=0))
+            raise RowRefused("another task has a row that is too large")
+
+        monkeypatch.setattr(atomic, "_run", run)
+        with pytest.raises(RowRefused):
+            atomic._write(None, 0, sink, "failed", is_in_stream=False)  # type: ignore[arg-type]
+        assert admin.describe_transactions(sink.group)[sink.group].state in ("CompleteAbort", "Empty")

@@ -495,6 +495,9 @@ class Producer:
     def share_transaction(self) -> TransactionShare:
         """Return the TransactionShare with which other producers, even in other processes, join the
         transaction.
+
+        Call `commit_transaction` when their records are stored. `abort_transaction` fences them. After the
+        commit, `begin_transaction` raises MisuseError if the brokers keep the epoch (before Kafka 4.0).
         """
         return require_manager(self._transactions).share()
 

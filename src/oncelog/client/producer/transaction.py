@@ -11,7 +11,7 @@ Source: behaviours T4 and T5 (docs/behaviours.md); KIP-98, KIP-360, KIP-890; Kaf
 from __future__ import annotations
 
 from oncelog.client.producer.produce_messages import MAX_PRODUCE_VERSION
-from oncelog.errors import OncelogError
+from oncelog.errors import MisuseError, OncelogError
 from oncelog.rules.transactions.client_session import Operation, Session, State
 from oncelog.types import TopicPartition
 
@@ -36,14 +36,25 @@ class ProducerTransaction:
         """Partitions with records to send, to be added to the transaction first."""
         self.has_offsets = False
         """True if the transaction commits offsets of a group."""
+        self.is_shared = False
+        """True if other producers may have joined the transaction, and may have added partitions to it."""
         self.may_have_begun = False
         """True once a request to add partitions or offsets was sent, even if there is no response."""
 
     def begin(self, *, raises_epoch: bool) -> None:
         """Begin a transaction without a request. The coordinator learns of the transaction with its first
         partition.
+
+        Raises MisuseError if the epoch is spent.
         """
         self.session.check(Operation.BEGIN)
+        if self.is_epoch_spent:
+            # The sequences of the joined producers began at 0, so brokers would take the next records for
+            # repetitions. Guard: test_the_owner_ends_a_transaction_to_which_only_others_have_sent.
+            raise MisuseError(
+                "this producer has shared a transaction, and the broker keeps its epoch: create a new "
+                "producer for the next transaction"
+            )
         self.raises_epoch = raises_epoch
         self.session.enter(State.IN_TRANSACTION)
 
@@ -56,9 +67,14 @@ class ProducerTransaction:
     def has_begun(self) -> bool:
         """Return True if the coordinator knows of the transaction, so that EndTxn must be sent.
 
-        If the broker adds partitions itself, True means only that the coordinator may know of the
-        transaction. The coordinator accepts an abort in both cases.
+        If the broker adds partitions itself, or if the transaction is shared, True means only that the
+        coordinator may know of the transaction. The coordinator accepts an abort in both cases.
         """
+        return self.has_own_parts or self.is_shared
+
+    @property
+    def has_own_parts(self) -> bool:
+        """Return True if this producer has added partitions or offsets to the transaction."""
         return bool(self.added or self.has_offsets)
 
     @property
@@ -102,4 +118,4 @@ class ProducerTransaction:
         """Forget the transaction's partitions and offsets, because the coordinator has confirmed its end."""
         self.added.clear()
         self.pending.clear()
-        self.has_offsets = self.may_have_begun = False
+        self.has_offsets = self.is_shared = self.may_have_begun = False

@@ -373,6 +373,11 @@ class CoordinatorEntry(NamedTuple):
         """
         return self.state == _COMPLETED_ABORT
 
+    @property
+    def is_ongoing(self) -> bool:
+        """True if the transaction is open, and has partitions or offsets."""
+        return self.state == _ONGOING
+
     def is_open_elsewhere(self, ours: ProducerIdAndEpoch) -> bool:
         """Return True if a producer with another id or epoch has an open transaction.
 
