@@ -177,6 +177,22 @@ def test_a_throttled_fetch_keeps_its_session(limited: Broker, admin: Admin, raw:
     assert [bool(answer.responses) for answer in (first, second)] == [True, False]
 
 
+def test_a_throttled_full_fetch_ends_its_session(limited: Broker, admin: Admin, raw: RawClient) -> None:
+    """R1767: the session stayed until it expired. A consumer that closes sends such a fetch."""
+    stop_clock(limited)
+    assert limited._running is not None
+    sessions = limited._running.node.sessions
+    raw.create_topic("t")
+    produce(raw, "t", 50_000)
+    session_id = fetch(raw, "t", session_epoch=0).session_id
+    admin.alter_client_quotas({RAW: {"consumer_byte_rate": 5_000}})
+    assert fetch(raw, "t", session_id=session_id, session_epoch=1).responses
+    assert len(sessions) == 1
+    with RawClient(limited.bootstrap_servers) as again:
+        last = fetch(again, "t", session_id=session_id, session_epoch=-1)
+    assert (last.responses, last.session_id, len(sessions)) == ([], 0, 0)
+
+
 def test_a_client_over_its_request_percentage_is_throttled(admin: Admin, raw: RawClient) -> None:
     admin.alter_client_quotas({RAW: {"request_percentage": 0.000001}})
     raw.ask(m.MetadataRequest(topics=[]), 9)

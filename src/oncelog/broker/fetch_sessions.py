@@ -139,7 +139,7 @@ class FetchSessions:
         """
         uses_topic_ids = version >= 13
         if message.session_epoch in (FULL_AND_CREATE, FULL_WITHOUT_SESSION):
-            self._close(self._find(message.session_id, owner))
+            self.end(message.session_id, owner)
             targets = {key: SessionPartition(key, requested) for key, requested in _partitions(message)}
             session = None
             if message.session_epoch == FULL_AND_CREATE and not _has_long_name(message):
@@ -163,6 +163,10 @@ class FetchSessions:
             self._close(session)
             return FetchContext((), None, is_incremental=False)
         return FetchContext(tuple(session.targets.values()), session, is_incremental=True)
+
+    def end(self, session_id: int, owner: str) -> None:
+        """Close the session that a full fetch names, if it exists."""
+        self._close(self._find(session_id, owner))
 
     def expire(self, now_ms: int) -> None:
         """Close the sessions that have not been used for `limits.session_expiry_ms`."""

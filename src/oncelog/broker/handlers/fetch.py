@@ -68,6 +68,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     quotas = state.quotas
     is_throttled = quotas.is_any and quotas.wait_ms(CONSUMER_BYTES, request.quota_principal, now_ms) > 0
     if is_throttled and message.session_epoch in (FULL_AND_CREATE, FULL_WITHOUT_SESSION):
+        state.sessions.end(message.session_id, request.principal)
         return FetchResponse(responses=[])
     try:
         context = state.sessions.open(message, request.header.api_version, now_ms, request.principal)
