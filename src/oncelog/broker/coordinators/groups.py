@@ -238,24 +238,32 @@ class GroupCoordinator:
 
     def _limit_unused_ids(self, changed: ClassicGroup, now_ms: int) -> None:
         """Count the unused member ids of a group that may have changed. If those of all groups take too much
-        memory, forget those of the groups that have not changed for longest.
+        memory, forget those of the groups that have not changed for longest, a few at once.
 
         Each group limits its own ids, but a client may ask any number of groups for ids, which they keep for
         up to group.max.session.timeout.ms. See test_the_unused_member_ids_of_all_groups_are_limited.
         """
         counted = self._unused_id_bytes
-        self._unused_bytes -= counted.pop(changed.group_id, 0)
-        if changed.unused_id_bytes and self._groups.get(changed.group_id) is changed:
-            counted[changed.group_id] = changed.unused_id_bytes + len(changed.group_id) + GROUP_BYTES
-            self._unused_bytes += counted[changed.group_id]
+        self._count_unused_ids(changed)
         while self._unused_bytes > MAX_UNUSED_IDS_BYTES and len(counted) > 1:
-            group_id, size_bytes = counted.popitem(last=False)
-            self._unused_bytes -= size_bytes
+            group_id = next(iter(counted))
             group = self._groups.get(group_id)
-            if group is not None:
-                group.forget_unused_ids()
-                group.tick(now_ms)
-                self._publish_changes(group, now_ms)
+            if group is None:
+                self._unused_bytes -= counted.pop(group_id)
+                continue
+            group.forget_unused_ids()
+            group.tick(now_ms)
+            self._publish_changes(group, now_ms)
+            self._count_unused_ids(group)
+            if group_id in counted:
+                counted.move_to_end(group_id, last=False)
+
+    def _count_unused_ids(self, group: ClassicGroup) -> None:
+        counted = self._unused_id_bytes
+        self._unused_bytes -= counted.pop(group.group_id, 0)
+        if group.unused_id_bytes and self._groups.get(group.group_id) is group:
+            counted[group.group_id] = group.unused_id_bytes + len(group.group_id) + GROUP_BYTES
+            self._unused_bytes += counted[group.group_id]
 
     def _schedule(self, group: ClassicGroup, now_ms: int) -> None:
         due_ms = group.next_deadline_ms()

@@ -18,6 +18,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from typing import NamedTuple
 
 from oncelog.errors import (
@@ -41,7 +42,9 @@ PROTOCOL_BYTES = 64
 empty protocols count.
 """
 MAX_UNUSED_IDS_AT_ONCE = 1000
-"""Largest number of unused member ids that one call of `tick` forgets. It takes 2 ms."""
+"""Largest number of unused member ids that one call of `tick` or `forget_unused_ids` forgets. It takes 2
+ms.
+"""
 _MIN_EXTENSION_MS = 1000
 """Minimum extension, in ms, of a rebalance that no member has joined."""
 
@@ -486,10 +489,11 @@ class ClassicGroup:
         return self._pending_bytes
 
     def forget_unused_ids(self) -> None:
-        """Forget all member ids that clients were given and have not used. Call `tick` afterwards, because a
-        rebalance may have waited for these clients.
+        """Forget the member ids that clients were given first and have not used, at most
+        MAX_UNUSED_IDS_AT_ONCE of them. Call `tick` afterwards, because a rebalance may have waited for these
+        clients.
         """
-        for member_id in list(self._pending_order):
+        for member_id in list(islice(self._pending_order, MAX_UNUSED_IDS_AT_ONCE)):
             self._remove_pending(member_id)
 
     def _remove_pending(self, member_id: str) -> None:
