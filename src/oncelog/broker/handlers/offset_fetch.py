@@ -9,7 +9,6 @@ gets UNKNOWN_TOPIC_ID. Source: KIP-447, KIP-709, KIP-848; Kafka's OffsetMetadata
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby
 from typing import Any, TypeVar
 
 from oncelog.broker.request import Answer, Request
@@ -208,8 +207,12 @@ def _requested(
             visible.append(tp)
         if budget.spend():
             yield None
-    ordered = yield from sorted_in_steps(visible, budget)
-    return ((topic, [tp.partition for tp in tps]) for topic, tps in groupby(ordered, lambda tp: tp.topic))
+    by_topic: dict[str, list[int]] = {}
+    for tp in (yield from sorted_in_steps(visible, budget)):
+        by_topic.setdefault(tp.topic, []).append(tp.partition)
+        if budget.spend():
+            yield None
+    return by_topic.items()
 
 
 def _offsets(

@@ -33,6 +33,7 @@ OUT_OF_REACH: dict[str, str] = {
         " R1640 R1656 R1670 R1672 R1673 R1677 R1691 R1695 R1696 R1714 R1715 R1716 R1721 R1722 R1723 R1725"
         " R1763"
         " R1733 R1734"
+        " R1733 R1734 R1735"
     ),
     "memory, threads and descriptors are not counted": (
         "R332 S8 S14 S19 R35 R45 R112 G9 R181 R210 R246 R320 R321 R361 R372 R915 R930 L24a L24b R1000 R1003"
