@@ -165,7 +165,13 @@ def test_look_ups_of_many_names_cost_more_of_the_round() -> None:
     names = [f"n{number}" for number in range(400)]
     (other,) = group_node.ask(heartbeat("g", "other", subscribed_topic_names=names), 1)
     assert other.error_code == 0
-    assert cost_of_change("g") >= cost_of_change("alone") + len(names) // NAMES_PER_RECORD
+    alone = cost_of_change("alone")
+    assert cost_of_change("g") >= alone + len(names) // NAMES_PER_RECORD
+    # R1736: so does an equal set of names whose topics are known. Joining and comparing the names takes as
+    # long: 64 such heartbeats with 30,000 names blocked all other clients for 0.08 s.
+    again = heartbeat("g", "m", subscribed_topic_names=["t"])
+    assert group_node.ask(again, 1)[0].error_code == 0
+    assert cost_of_change("g") >= alone + len(names) // NAMES_PER_RECORD
 
 
 def test_a_target_does_not_wait_for_the_blocking_calls_of_look_ups() -> None:

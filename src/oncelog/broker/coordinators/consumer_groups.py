@@ -190,10 +190,12 @@ class ConsumerGroups:
         by_id = self._resolved_by_id.get((id(names), regexes))
         if by_id is not None and by_id[0]() is names:
             return by_id[1]
+        # A result for an equal set costs this, too: the names are joined, hashed and compared.
+        self._round_meter.add(len(names) // NAMES_PER_RECORD)
         resolved = self._resolved.get((names, regexes))
         if resolved is None:
             resolved = self._look_up(names, regexes)
-            self._round_meter.add(RESOLVED_RECORDS * len(resolved) + len(names) // NAMES_PER_RECORD)
+            self._round_meter.add(RESOLVED_RECORDS * len(resolved))
             if self._resolved_at != (topics.revision, patterns.revision):
                 # `find` has raised the revision, because results that are cached for other members may lack
                 # names. The next call therefore clears the cache, so this result is not cached.

@@ -34,6 +34,7 @@ OUT_OF_REACH: dict[str, str] = {
         " R1763"
         " R1733 R1734"
         " R1733 R1734 R1735"
+        " R1733 R1734 R1735 R1736"
     ),
     "memory, threads and descriptors are not counted": (
         "R332 S8 S14 S19 R35 R45 R112 G9 R181 R210 R246 R320 R321 R361 R372 R915 R930 L24a L24b R1000 R1003"
