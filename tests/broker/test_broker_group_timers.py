@@ -13,7 +13,7 @@ from oncelog.errors import UnknownMemberId
 from oncelog.rules.groups import classic
 from oncelog.rules.groups.classic import ClassicGroup, GroupState
 from oncelog.rules.groups.consumer import ConsumerGroup
-from oncelog.wire.messages import HeartbeatRequest, LeaveGroupRequest
+from oncelog.wire.messages import DeleteGroupsRequest, HeartbeatRequest, LeaveGroupRequest
 
 
 @pytest.fixture
@@ -125,6 +125,20 @@ def test_the_unused_member_ids_of_a_group_are_forgotten_a_few_at_once(
     node.ask(join("third"), 4)
     assert set(coordinator._groups) == {"many", "third"} and not left
     assert coordinator._unused_bytes == sum(coordinator._unused_id_bytes.values())
+
+
+def test_the_unused_member_ids_of_a_group_that_is_gone_do_not_count(node: GroupNode) -> None:
+    """R1737: a group that was deleted, or replaced by one of the consumer protocol, counted for good."""
+    for request, version in (
+        (heartbeat("g", "m"), 1),
+        (heartbeat("g", "m", -1), 1),
+        (DeleteGroupsRequest(groups_names=["g"]), 2),
+    ):
+        node.ask(join("g"), 4)
+        assert node.ask(request, version)
+        coordinator = node.node.groups
+        assert not coordinator._groups
+        assert not coordinator._unused_bytes and not coordinator._unused_id_bytes
 
 
 def test_a_group_of_the_consumer_protocol_is_looked_at_once_for_each_deadline(

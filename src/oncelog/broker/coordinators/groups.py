@@ -193,8 +193,7 @@ class GroupCoordinator:
             raise GroupIdNotFound(f"group {group_id!r} has members of the classic protocol")
         tombstone = group_key(group_id), None
         result, written = self.consumers.heartbeat(group_id, request, now_ms, [tombstone])
-        classic.state = GroupState.DEAD
-        del self._groups[group_id]
+        self._remove(classic)
         return result, written
 
     def get_existing(self, group_id: str) -> ClassicGroup:
@@ -367,9 +366,13 @@ class GroupCoordinator:
     def _write_tombstone(self, group: ClassicGroup, now_ms: int) -> AppendHandle:
         index = self.topic.partition_of(group.group_id)
         written = self.topic.append(index, [(group_key(group.group_id), None)], now_ms)
+        self._remove(group)
+        return written
+
+    def _remove(self, group: ClassicGroup) -> None:
         group.state = GroupState.DEAD
         del self._groups[group.group_id]
-        return written
+        self._count_unused_ids(group)
 
     # Offsets
 
