@@ -16,7 +16,7 @@ from support.wait import wait_until
 import oncelog
 from oncelog.client.admin.blocking import Admin
 from oncelog.client.producer.blocking import Producer
-from oncelog.errors import ConfigError, OncelogError
+from oncelog.errors import ConfigError, OncelogError, UnsupportedVersion
 from oncelog.spark import write_atomic
 from oncelog.spark.sink import atomic, atomic_task
 from oncelog.spark.sink.atomic_task import ShareReport
@@ -337,7 +337,7 @@ def test_one_attempt_of_a_task_writes(version: int) -> None:
                 told = {"sink": sink, "batch_id": batch_id, "share": producer.share_transaction()}
                 (report,) = atomic_task.write_share(placed, **told)
                 (found_sum,) = atomic_task.sum_rows([rows], settings=settings)
-                wanted = {"topic": "t", "partition": 0, "rows": 3, "size_bytes": 8}
+                wanted = {"topic": "t", "partition": 0, "rows": 3, "size_bytes": 8, "task": 0}
                 wanted |= {"hash": found_sum["hash"][0].as_py(), "topic_id": topic_id}
                 assert report.to_pylist() == [wanted]
                 with pytest.raises(SinkError, match=r"an earlier attempt of task 0 of batch \d had begun"):
@@ -467,12 +467,21 @@ def test_a_second_attempt_of_a_task_whose_lease_was_deleted_gets_no_rows_committ
             assert not [piece for tp in tps for piece in consumer.fetch_range(tp, 0, ends[tp])]
 
 
+@pytest.mark.parametrize("describes", [True, False], ids=["", "before Kafka 3.0"])
 def test_a_row_that_moves_to_another_task_after_an_executor_is_lost_is_stored_once(
-    monkeypatch: pytest.MonkeyPatch,
+    describes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R1700: the second attempt of the task had no rows, so it did not see that the first one had written.
-    The row was stored twice, and the call reported one row.
+    The row was stored twice, and the call reported one row. R1752: so it was with brokers that do not
+    describe transactions.
     """
+
+    def refuse(*_arguments: Any) -> None:
+        raise UnsupportedVersion
+
+    if not describes:
+        monkeypatch.setattr(Admin, "describe_transactions", refuse)
+        monkeypatch.setattr(Admin, "list_transactions", refuse)
     with (
         oncelog.Broker() as broker,
         Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin,

@@ -27,6 +27,7 @@ from oncelog.spark.sink.atomic_task import (
     REPORT_SCHEMA,
     SUM_SCHEMA,
     ShareReport,
+    TaskLease,
     place_rows,
     sum_rows,
     write_share,
@@ -252,7 +253,8 @@ def _write_once(
                 # test_a_second_attempt_of_a_task_whose_lease_was_deleted_gets_no_rows_committed.
                 leases_at = topic_ids(admin, [sink.marker_at.topic])
                 with producer.transaction():
-                    reports = _run(df, batch_id, sink, producer.share_transaction(), counts)
+                    share = producer.share_transaction()
+                    reports = _run(df, batch_id, sink, share, counts)
                     total, size_bytes = check_reports(reports)
                     # Check that no topic was created again. Otherwise the new topic would have only the rows
                     # that were sent after its creation, and the batch would count as committed. Guard:
@@ -260,7 +262,7 @@ def _write_once(
                     before = {(report.topic, report.topic_id) for report in reports}
                     check_topics(admin, before | set(leases_at.items()), batch_id)
                     # This comes last, so that a task that is still running has little time left to write.
-                    check_partitions(admin, sink, batch_id, reports)
+                    check_lost_attempts(admin, sink, batch_id, share, reports)
                     written_at = time.monotonic()
                     kept = {sink.marker_at: TaskMarker(batch_id, total, planned).encode()}
                     producer.send_offsets_to_transaction(kept, sink.group)
@@ -388,8 +390,10 @@ def _ddl(df: DataFrame, name: str) -> str:
     return kind
 
 
-def check_partitions(admin: Admin, sink: Sink, batch_id: int, reports: Sequence[ShareReport]) -> None:
-    """Raise AttemptLost if the transaction has a partition that no report names.
+def check_lost_attempts(
+    admin: Admin, sink: Sink, batch_id: int, share: TransactionShare, reports: Sequence[ShareReport]
+) -> None:
+    """Raise AttemptLost if an attempt of a task wrote to the transaction, and no report counts its rows.
 
     If an executor is lost with its shuffle files, Spark computes rows again, and may give them to other
     tasks. The next attempt of a task that had begun to write may then have no rows, so it needs no lease.
@@ -397,14 +401,15 @@ def check_partitions(admin: Admin, sink: Sink, batch_id: int, reports: Sequence[
     """
     try:
         written = admin.describe_transactions(sink.group)[sink.group].partitions
+        has_lost = not set(written) <= {TopicPartition(report.topic, report.partition) for report in reports}
     except UnsupportedVersion:
-        # Brokers before Kafka 3.0 do not describe transactions.
-        return
-    unknown = set(written) - {TopicPartition(report.topic, report.partition) for report in reports}
-    if unknown:
+        # Brokers before Kafka 3.0 do not describe transactions. A task that has written has a lease.
+        others = set(sink.tasks(admin, None)) - {report.task for report in reports}
+        has_lost = any(TaskLease(sink, task, batch_id, share).is_acquired(admin) for task in others)
+    if has_lost:
         raise AttemptLost(
-            f"batch {batch_id}: a lost attempt of a task wrote to {min(unknown)}, and its rows moved to "
-            "another task; nothing of it was committed"
+            f"batch {batch_id}: a lost attempt of a task wrote rows that moved to another task; nothing of "
+            "it was committed"
         )
 
 

@@ -32,7 +32,9 @@ from oncelog.spark.sink.topic_ids import topic_ids
 from oncelog.types import TransactionShare
 from oncelog.wire.row_hash import hash_rows
 
-REPORT_SCHEMA = "topic string, partition int, rows bigint, size_bytes bigint, hash string, topic_id string"
+REPORT_SCHEMA = (
+    "topic string, partition int, rows bigint, size_bytes bigint, hash string, topic_id string, task int"
+)
 _REPORT = pa.schema(
     [
         ("topic", pa.string()),
@@ -41,6 +43,7 @@ _REPORT = pa.schema(
         ("size_bytes", pa.int64()),
         ("hash", pa.string()),
         ("topic_id", pa.string()),
+        ("task", pa.int32()),
     ]
 )
 SUM_SCHEMA = "rows bigint, hash string"
@@ -62,6 +65,7 @@ class ShareReport(NamedTuple):
     size_bytes: int
     hash: str
     topic_id: str | None
+    task: int = 0
 
 
 def place_rows(
@@ -135,7 +139,7 @@ def write_share(
     try:
         with Admin(sink.settings.admin) as admin:
             lease.acquire(admin)
-            reports = _write(sink, admin, share, rows, chain((first,), filled))
+            reports = _write(sink, admin, share, rows, chain((first,), filled), lease.task)
     except Exception as error:
         text = str(error)
         if isinstance(error, OncelogError):
@@ -178,7 +182,12 @@ def sum_rows(batches: Iterable[pa.RecordBatch], *, settings: SinkSettings) -> It
 
 
 def _write(
-    sink: Sink, admin: Admin, share: TransactionShare, rows: SinkRows, batches: Iterable[pa.RecordBatch]
+    sink: Sink,
+    admin: Admin,
+    share: TransactionShare,
+    rows: SinkRows,
+    batches: Iterable[pa.RecordBatch],
+    task: int,
 ) -> list[ShareReport]:
     """Send the rows, and return a report for each partition once all of them are stored."""
     before: dict[str, str | None] = {}
@@ -206,7 +215,7 @@ def _write(
         raise
     producer.close()
     return [
-        ShareReport(topic, partition, sums.rows, size, str(sums.hash), before[topic])
+        ShareReport(topic, partition, sums.rows, size, str(sums.hash), before[topic], task)
         for (topic, partition), (sums, size) in written.items()
     ]
 
@@ -253,6 +262,11 @@ class TaskLease:
                 raise SinkError(
                     f"a newer attempt writes batch {self._mine.batch_id}, so task {self.task} writes nothing"
                 )
+
+    def is_acquired(self, admin: Admin) -> bool:
+        """Return True if an attempt of the task has acquired the lease for this transaction."""
+        kept = admin.group_offsets(self._name).get(self._sink.marker_at)
+        return self._mine.is_same_attempt(WriteLease.decode(self._name, kept))
 
     def record_failure(self, text: str) -> None:
         """Store the reason why this attempt failed, so that the next attempt's error can quote it."""

@@ -175,7 +175,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no simulated batch write has options of streams": "R1582",
     "no simulated task outlives a producer id": "R1702",
     "no simulated function ignores a failed call of `write_atomic`": "R1701",
-    "no simulated executor loses shuffle files": "R1700",
+    "no simulated executor loses shuffle files": "R1700 R1752",
     "a simulated `write_atomic` that failed is soon called again, and it always sends offsets": "R1751",
     "no simulated function calls `write_atomic` in two threads": "R1628",
     "no session of Spark Connect is simulated": "R1420 R1421 R1422",
