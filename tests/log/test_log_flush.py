@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 import threading
 from pathlib import Path
 from random import Random
@@ -30,6 +31,7 @@ from oncelog.log.manager import LogManager
 from oncelog.server.disk import RealDisk
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import TopicPartition
+from oncelog.wire.header import write_crc
 
 SMALL = config(segment_bytes=2000, index_interval_bytes=0)
 
@@ -177,5 +179,50 @@ def test_a_checkpoint_gives_up_the_descriptors_of_closed_segments(tmp_path: Path
     partition.log.release_handles()
     assert open_files() == 1
     assert read_all(partition) == stored
-    assert open_files() == partition.segment_count
+    partition.close(NOW_MS)
+
+
+@pytest.mark.parametrize("reader", ["fetch", "look-up", "retention", "compaction"])
+def test_readers_leave_no_descriptors_behind(reader: str, tmp_path: Path) -> None:
+    """A reader of thousands of segments closes each one before the next checkpoint. The headers of batches
+    may name larger timestamps than the records have, so that a look-up reads all segments.
+    """
+    settings = {"segment_ms": 1, "retention_ms": 1_000, "max_compaction_lag_ms": 1}
+    partition = open_partition(RealDisk(tmp_path), config(**settings))
+    for number in range(50):
+        data = bytearray(batch())
+        struct.pack_into(">q", data, 35, NOW_MS + 10 + 2 * number)
+        write_crc(data, 0, len(data))
+        put(partition, memoryview(data))
+    partition.flush()
+    partition.abandon()
+    partition = open_partition(RealDisk(tmp_path), config(**settings), recovery_point=50)
+    assert partition.segment_count == 50
+    match reader:
+        case "fetch":
+            read_all(partition)
+        case "look-up":
+            assert partition.offset_for_timestamp(NOW_MS + 5) is None
+        case "retention":
+            assert list(partition.confirm_times(NOW_MS + 10_000))
+        case _:
+            assert partition.cleaner.dirty_range(NOW_MS) is not None
+    assert _open_files(tmp_path) <= 2
+
+
+def test_a_reader_during_a_swap_keeps_the_files_that_lose_their_names(tmp_path: Path) -> None:
+    settings = {"cleanup_policy": "compact", "segment_ms": 1}
+    partition = open_partition(RealDisk(tmp_path), config(**settings))
+    for number in range(20):
+        put(partition, batch(key=b"k", timestamp_ms=NOW_MS + 10 * number))
+    partition.flush()
+    partition.log.release_handles()
+    stored, dirty = read_all(partition), partition.cleaner.dirty_range(NOW_MS + 1_000)
+    assert dirty is not None
+    for call in partition.cleaner.compact(dirty, NOW_MS + 1_000):
+        if call is not None:
+            call()
+            if partition.log.is_swapping:
+                assert [read_all(partition), read_all(partition)] == [stored, stored]
+    assert partition.segment_count == 2
     partition.close(NOW_MS)

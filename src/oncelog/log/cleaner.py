@@ -114,6 +114,7 @@ class LogCleaner:
         for segment in unknown[:_MAX_FIRST_READS]:
             with suppress(OSError):  # the next call tries again
                 segment.read_first_timestamp()
+                segment.release_file()
 
     def roll_for_compaction(self, now_ms: int) -> None:
         """Roll the active segment if it is at least as large as all closed segments together.

@@ -72,6 +72,10 @@ class LogReader:
         if cursor is None or not cursor.segment.is_whole_at(cursor.position):
             # There is no cached position, it is the end of a segment that has been closed since, or a damaged
             # batch begins there.
+            if cursor is not None:
+                # A reader may pass through thousands of segments between two checkpoints. See
+                # test_readers_leave_no_descriptors_behind.
+                cursor.segment.release_file()
             cursor = find_cursor(self._segments, offset)
             if cursor is None:
                 return LogSlice(b"", offset)
@@ -286,6 +290,7 @@ def search_timestamp(segments: SegmentList, timestamp_ms: int, start_offset: int
                 break
         else:
             start_offset = max(start_offset, segment.end_offset)
+            segment.release_file()
     return None
 
 

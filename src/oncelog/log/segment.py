@@ -778,6 +778,7 @@ class Segment:
             self._note_time()
             with suppress(OSError):  # on a full disk, the next restart verifies again
                 self.times.write_pending(sync=True)
+        self.release_file()
 
     def note_last_time(self) -> None:
         """Add the entry for the largest timestamp to the time index of a closed segment. Look-ups by time and
@@ -800,6 +801,15 @@ class Segment:
         compacted segment.
         """
         self.index.holds_back = self.times.holds_back = self.is_index_synced = True
+
+    def release_file(self) -> None:
+        """Close the descriptor of a closed, synced segment; the next read opens the file again.
+
+        Do nothing while compaction replaces the segment, because the file may have no name then.
+        """
+        indexes = (index for index in (self._index, self._times) if index is not None)
+        if self.is_index_synced and all(index.is_stored for index in indexes):
+            self.file.release_handle()
 
     def release_indexes(self, index_interval_bytes: int) -> None:
         """Remove both indexes of a closed, synced segment from memory; the next use loads them again.
