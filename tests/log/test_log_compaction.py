@@ -891,6 +891,35 @@ def test_a_kill_after_records_were_deleted_during_a_swap_loses_no_others(
     assert stored == list(range(log_start, 40))
 
 
+def test_a_deletion_during_a_call_of_compaction_ends_it_without_an_error(tmp_path: Path) -> None:
+    """A client deletes segments while a small compressed batch is decompressed in a thread. Those that
+    compaction has yet to read have no open file.
+    """
+    settings = {**SETTINGS, "cleanup_policy": "compact,delete", "segment_bytes": 100}
+    background = BackgroundQueue()
+    partition = open_partition(RealDisk(tmp_path), config(**settings), background=background)
+    background.on_added = lambda: None
+    for number in range(12):
+        put(partition, batch(key=b"%d" % number, value=bytes(100), compression=Compression.ZSTD))
+    partition.flush()
+    background.finish()
+    partition.log.release_handles()
+    partition.reconfigure(config(**settings | {"segment_bytes": 4_000}))
+    dirty = partition.cleaner.dirty_range(NOW_MS)
+    assert dirty is not None
+    has_begun = False
+    for call in partition.cleaner.compact(dirty, NOW_MS):
+        if call is not None:
+            call()
+        if not has_begun and f"{0:020d}.log.cleaned" in os.listdir(tmp_path / "orders-0"):
+            has_begun = True
+            partition.delete_records(6, NOW_MS)
+    background.finish()
+    assert partition.log.segments.first.base_offset > 0
+    assert [offset for offset, _, _ in committed(partition)] == list(range(6, 12))
+    partition.abandon()
+
+
 def test_a_power_loss_after_records_were_deleted_behind_a_failed_swap_loses_no_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

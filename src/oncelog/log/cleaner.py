@@ -413,6 +413,8 @@ class Compaction:
         try:
             items = 0
             for segment in group:
+                if not log.owns_segments([segment]):
+                    return False
                 for batch in _batches(segment):
                     items += _cost(batch.header)
                     yield from self._take(output, batch, cleaner, end_offset)
