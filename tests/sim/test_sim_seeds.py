@@ -34,8 +34,11 @@ of a second.
 """
 
 
-SEEDS = (10, 19, 29, 43, 47, 51, 64, 75, 83, 92, 93, 96)
-"""Seeds below 100 whose timelines have more kinds of events, faults and workloads than the first 25 seeds."""
+SEEDS = (10, 19, 29, 43, 47, 51, 64, 75, 83, 92, 93, 96, 260)
+"""Seeds below 100 whose timelines have more kinds of events, faults and workloads than the first 25 seeds.
+
+Seed 260 sets the wall clock of the broker ahead and back by 41 minutes.
+"""
 
 
 def more_seeds(first: int) -> Any:

@@ -130,20 +130,28 @@ class TimedWitness(Witness):
             is_largest = stamp == header.max_timestamp_ms
             if self.is_append_time and is_largest and abs(stamp - now_ms) > self.slack_ms:
                 self.world.violate("a log append time is not the broker's", where)
-            early = now_ms - self.before_max_ms - self.slack_ms
-            late = now_ms + self.after_max_ms + self.slack_ms
-            if not self.is_append_time and not early <= stamp <= late:
+            if not self.is_append_time and not any(
+                -self.after_max_ms - self.slack_ms <= clock_ms - stamp <= self.before_max_ms + self.slack_ms
+                for clock_ms in (now_ms, self.wall_ms)
+            ):
                 self.world.violate("a timestamp beyond its bounds is stored", where)
 
     @property
     def now_ms(self) -> int:
         """The broker's time in milliseconds, or its wall clock while the broker starts."""
-        host = self.world.hosts["broker"]
-        running = getattr(host, "running", None)
-        assert host.runtime is not None
-        now_ms: int = running.clock.now_ms() if running is not None else host.runtime.wall_ns() // 1_000_000
+        running = getattr(self.world.hosts["broker"], "running", None)
+        now_ms: int = running.clock.now_ms() if running is not None else self.wall_ms
         self.latest_ms = max(self.latest_ms, now_ms)
         return now_ms
+
+    @property
+    def wall_ms(self) -> int:
+        """The wall clock of the broker's host in milliseconds. The broker's time stays ahead of it after the
+        wall clock was set back. Timestamps may be right by either.
+        """
+        runtime = self.world.hosts["broker"].runtime
+        assert runtime is not None
+        return runtime.wall_ns() // 1_000_000
 
     def recovered(self, node: BrokerState) -> None:
         super().recovered(node)
