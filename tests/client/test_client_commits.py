@@ -271,6 +271,21 @@ class SlowRebalance(Commits):
         return await super().request(node_id, request, **fields)
 
 
+async def rejoining(coordinator: SlowRebalance, protocol: str) -> Member:
+    """Return a member that has given up its partitions, and whose JoinGroup waits for another member."""
+    member = await joined(coordinator, protocol, **{"enable.auto.commit": False})
+    coordinator.may_join.clear()
+    coordinator.rebalance([])
+    if protocol == "range":
+        await member.until(lambda: any(change is R for change, *_ in member.notifications))
+    else:  # the first join takes all partitions away, and the second one waits
+        coordinator.may_join.set()
+        await member.until(lambda: any(change is R for change, *_ in member.notifications))
+        coordinator.may_join.clear()
+    await member.until(lambda: member.session.protocol.is_rebalancing)
+    return member
+
+
 @pytest.mark.parametrize("protocol", ["range", "cooperative-sticky"])
 def test_a_commit_during_a_rebalance_without_partitions_is_refused_at_once(protocol: str) -> None:
     """R1711: the commit waited behind the member's JoinGroup, for up to request.timeout.ms. Then it raised
@@ -279,16 +294,7 @@ def test_a_commit_during_a_rebalance_without_partitions_is_refused_at_once(proto
 
     async def work() -> None:
         coordinator = SlowRebalance()
-        member = await joined(coordinator, protocol, **{"enable.auto.commit": False})
-        coordinator.may_join.clear()
-        coordinator.rebalance([])
-        if protocol == "range":
-            await member.until(lambda: any(change is R for change, *_ in member.notifications))
-        else:  # the first join takes all partitions away, and the second one waits
-            coordinator.may_join.set()
-            await member.until(lambda: any(change is R for change, *_ in member.notifications))
-            coordinator.may_join.clear()
-        await member.until(lambda: member.session.protocol.is_rebalancing)
+        member = await rejoining(coordinator, protocol)
         with pytest.raises(RebalanceInProgress):
             await asyncio.wait_for(member.session.commit(at(5)), 20)
         assert not coordinator.sent
@@ -322,16 +328,7 @@ def test_committed_offsets_are_returned_during_a_rebalance_without_partitions(pr
 
     async def work() -> None:
         coordinator = InOrder()
-        member = await joined(coordinator, protocol, **{"enable.auto.commit": False})
-        coordinator.may_join.clear()
-        coordinator.rebalance([])
-        if protocol == "range":
-            await member.until(lambda: any(change is R for change, *_ in member.notifications))
-        else:  # the first join takes all partitions away, and the second one waits
-            coordinator.may_join.set()
-            await member.until(lambda: any(change is R for change, *_ in member.notifications))
-            coordinator.may_join.clear()
-        await member.until(lambda: member.session.protocol.is_rebalancing)
+        member = await rejoining(coordinator, protocol)
         assert await asyncio.wait_for(member.session.committed(ALL), 20) == {}
         assert member.session.protocol.is_rebalancing
         coordinator.share = ALL[:1]
