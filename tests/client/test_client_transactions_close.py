@@ -319,6 +319,29 @@ def test_a_shared_transaction_without_records_can_be_ended(servers: str, is_comm
     assert values(servers, topic) == [b"0", b"1"]
 
 
+@pytest.mark.parametrize("api", ["InitProducerId", "EndTxn", "DescribeTransactions"])
+def test_the_abort_of_a_shared_transaction_can_be_called_again(servers: str, proxy: Proxy, api: str) -> None:
+    """R1770: without an epoch per transaction, the first call had raised the epoch itself, so the second one
+    raised ProducerFenced.
+    """
+    topic, owner_id = new_topic(servers), name()
+    with producer_of(proxy.bootstrap_servers, transactional_id=owner_id) as owner:
+        owner.init_transactions()
+        owner.begin_transaction()
+        with producer_of(servers, transactional_id=owner_id) as joined:
+            joined.join_transaction(owner.share_transaction())
+            joined.send(topic, b"aborted").result(60)
+        proxy.add(Rule(action="cut", api=api))
+        with suppress(TimedOut):
+            owner.abort_transaction(timeout=0.3)
+        proxy.clear()
+        with suppress(MisuseError):  # the first call succeeds if it does not need this request
+            owner.abort_transaction()
+        with owner.transaction():
+            owner.send(topic, b"next")
+    assert values(servers, topic) == [b"next"]
+
+
 @pytest.mark.parametrize("version", [0, 2])
 def test_a_late_record_of_a_joined_producer_is_in_no_later_transaction(version: int) -> None:
     """Brokers before Kafka 3.6 do not verify that a record belongs to an open transaction."""

@@ -38,6 +38,8 @@ class ProducerTransaction:
         """True if the transaction commits offsets of a group."""
         self.is_shared = False
         """True if other producers may have joined the transaction, and may have added partitions to it."""
+        self.may_be_fenced = False
+        """True once InitProducerId was sent to fence producers that joined, even if there is no response."""
         self.may_have_begun = False
         """True once a request to add partitions or offsets was sent, even if there is no response."""
 
@@ -118,4 +120,4 @@ class ProducerTransaction:
         """Forget the transaction's partitions and offsets, because the coordinator has confirmed its end."""
         self.added.clear()
         self.pending.clear()
-        self.has_offsets = self.is_shared = self.may_have_begun = False
+        self.has_offsets = self.is_shared = self.may_be_fenced = self.may_have_begun = False

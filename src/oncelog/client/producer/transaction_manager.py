@@ -446,7 +446,13 @@ class TransactionManager:
         a late batch after the marker. InitProducerId raises the epoch first. Guard:
         test_a_late_record_of_a_joined_producer_is_in_no_later_transaction.
         """
-        await self._own_entry(deadline_ms)
+        if self._transaction.may_be_fenced:
+            # An earlier call, which got no response, may have raised the epoch itself. Guard:
+            # test_the_abort_of_a_shared_transaction_can_be_called_again.
+            await self._check_no_successor(deadline_ms)
+        else:
+            await self._own_entry(deadline_ms)
+        self._transaction.may_be_fenced = True
         return await self._new_epoch(None, deadline_ms)
 
     async def _own_entry(self, deadline_ms: float) -> CoordinatorEntry | None:
