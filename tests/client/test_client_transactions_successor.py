@@ -193,6 +193,32 @@ def test_a_repeated_request_for_an_epoch_does_not_abort_the_successors_transacti
         assert values(classic, topic) == [b"second"]
 
 
+def test_a_repeated_abort_of_a_shared_transaction_does_not_abort_the_successors(classic: str) -> None:
+    """R1771: the InitProducerId of the abort was lost, and sent again without a look for a successor."""
+    name = f"successor-{os.getpid()}-{next(_numbers)}"
+    topic = new_topic(classic)
+    with (
+        Proxy(classic) as proxy,
+        producer_of(proxy.bootstrap_servers, transactional_id=name, request_timeout_ms=500) as first,
+        producer_of(classic, transactional_id=name) as second,
+        ThreadPoolExecutor() as threads,
+    ):
+        first.init_transactions()
+        first.begin_transaction()
+        first.share_transaction()
+        lost = proxy.add(Rule(action="drop", api="InitProducerId"))
+        abort = threads.submit(first.abort_transaction)
+        wait_until(lambda: len(requests(proxy, "InitProducerId")) == 2)
+        second.init_transactions()
+        second.begin_transaction()
+        second.send(topic, b"second").result(60)
+        proxy.remove(lost)
+        with pytest.raises(ProducerFenced):
+            abort.result(60)
+        second.commit_transaction()
+        assert values(classic, topic) == [b"second"]
+
+
 def test_an_expired_id_is_used_again_on_brokers_that_describe_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """R1402: brokers before Kafka 3.0 have no DescribeTransactions, and the abort failed the producer."""
     version_for = ConnectionCore.version_for

@@ -563,8 +563,10 @@ class TransactionManager:
             producer_epoch=current.producer_epoch if current else -1,
         )
         # A successor may have begun a transaction since the first attempt. Guard:
-        # test_a_repeated_request_for_an_epoch_does_not_abort_the_successors_transaction.
-        check = None if current is None else partial(self._check_no_successor, deadline_ms)
+        # test_a_repeated_request_for_an_epoch_does_not_abort_the_successors_transaction. A producer that
+        # starts has no successor.
+        is_start = self._core.identity is None
+        check = None if is_start else partial(self._check_no_successor, deadline_ms)
         response = await self._send_until_done(INIT, request, None, deadline_ms, before_retry=check)
         return ProducerIdAndEpoch(response.producer_id, response.producer_epoch)
 
