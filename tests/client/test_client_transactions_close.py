@@ -319,6 +319,30 @@ def test_a_shared_transaction_without_records_can_be_ended(servers: str, is_comm
     assert values(servers, topic) == [b"0", b"1"]
 
 
+def test_a_joined_producer_that_sends_after_the_commit_is_fenced(servers: str, proxy: Proxy) -> None:
+    """R1772: nothing had been sent, so the commit left the epoch as it was. The late record was in the next
+    transaction, and the owner's next record was taken for a repetition of it, and lost.
+    """
+    topic, owner_id = new_topic(servers), name()
+    with (
+        producer_of(proxy.bootstrap_servers, transactional_id=owner_id) as owner,
+        producer_of(servers, transactional_id=owner_id) as joined,
+    ):
+        owner.init_transactions()
+        owner.begin_transaction()
+        joined.join_transaction(owner.share_transaction())
+        proxy.add(Rule(action="cut", api="InitProducerId"))
+        with pytest.raises(TimedOut):
+            owner.commit_transaction(timeout=0.3)
+        proxy.clear()
+        owner.commit_transaction()
+        with pytest.raises(OncelogError):
+            joined.send(topic, b"late").result(60)
+        with owner.transaction():
+            owner.send(topic, b"next")
+    assert values(servers, topic) == [b"next"]
+
+
 @pytest.mark.parametrize("api", ["InitProducerId", "EndTxn", "DescribeTransactions"])
 def test_the_abort_of_a_shared_transaction_can_be_called_again(servers: str, proxy: Proxy, api: str) -> None:
     """R1770: without an epoch per transaction, the first call had raised the epoch itself, so the second one

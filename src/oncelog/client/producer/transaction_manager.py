@@ -283,7 +283,15 @@ class TransactionManager:
                 return
             await self._flush_records(deadline_ms)
             has_begun = await self._has_begun(deadline_ms)
-            identity = await self._end(True, deadline_ms) if has_begun else None
+            if has_begun:
+                identity = await self._end(True, deadline_ms)
+            elif self._transaction.is_shared:
+                # Fence producers that have joined and not sent yet. Their records would be in the next
+                # transaction. Guard: test_a_joined_producer_that_sends_after_the_commit_is_fenced.
+                self._transaction.may_be_fenced = True
+                identity = await self._new_epoch(self._core.identity, deadline_ms)
+            else:
+                identity = None
             self._may_be_committed = False
             with self._driver.lock:
                 self._transaction.is_epoch_spent |= has_begun and self._transaction.is_shared
@@ -446,23 +454,22 @@ class TransactionManager:
         a late batch after the marker. InitProducerId raises the epoch first. Guard:
         test_a_late_record_of_a_joined_producer_is_in_no_later_transaction.
         """
-        if self._transaction.may_be_fenced:
-            # An earlier call, which got no response, may have raised the epoch itself. Guard:
-            # test_the_abort_of_a_shared_transaction_can_be_called_again.
-            await self._check_no_successor(deadline_ms)
-        else:
-            await self._own_entry(deadline_ms)
+        await self._own_entry(deadline_ms)
         self._transaction.may_be_fenced = True
         return await self._new_epoch(None, deadline_ms)
 
     async def _own_entry(self, deadline_ms: float) -> CoordinatorEntry | None:
         """Return the coordinator's entry of the transactional id; None if it cannot be described.
 
-        Raises ProducerFenced if the entry is that of another producer or epoch.
+        Raises ProducerFenced if the entry is that of another producer or epoch. An earlier call, which got no
+        response, may have raised the epoch itself: then this is raised only for an open transaction. Guard:
+        test_the_abort_of_a_shared_transaction_can_be_called_again.
         """
         entry, identity = await self._describe_own_entry(deadline_ms), self._core.identity
         assert identity is not None
-        if entry is not None and entry.identity != identity:
+        if entry is None or entry.identity == identity:
+            return entry
+        if entry.is_ongoing or not self._transaction.may_be_fenced:
             raise self._fenced("the shared transaction has ended, or another producer has started")
         return entry
 
