@@ -319,6 +319,32 @@ def test_a_shared_transaction_without_records_can_be_ended(servers: str, is_comm
     assert values(servers, topic) == [b"0", b"1"]
 
 
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_a_producer_that_took_over_loses_no_record_of_its_next_transaction(
+    request: pytest.FixtureRequest, servers: str, is_commit: bool
+) -> None:
+    """R1773: if the epoch stays, its first record had the sequence of the other producer's."""
+    topic, owner_id = new_topic(servers), name()
+    with (
+        producer_of(servers, transactional_id=owner_id) as first,
+        producer_of(servers, transactional_id=owner_id) as other,
+    ):
+        first.init_transactions()
+        first.begin_transaction()
+        first.send(topic, b"first")
+        other.take_over_transaction(first.hand_over_transaction())
+        (other.commit_transaction if is_commit else other.abort_transaction)()
+        stored = [b"first"] * is_commit
+        if "classic" in request.node.name:
+            with pytest.raises(MisuseError, match="create a new producer"):
+                other.begin_transaction()
+        else:
+            with other.transaction():
+                other.send(topic, b"next")
+            stored.append(b"next")
+    assert values(servers, topic) == stored
+
+
 def test_a_joined_producer_that_sends_after_the_commit_is_fenced(servers: str, proxy: Proxy) -> None:
     """R1772: nothing had been sent, so the commit left the epoch as it was. The late record was in the next
     transaction, and the owner's next record was taken for a repetition of it, and lost.

@@ -522,6 +522,8 @@ class Producer:
 
         This fences no producer. If another producer of the transactional.id calls `init_transactions` before
         this producer ends the transaction, the broker refuses the commit or abort of this producer.
+        Send no records to partitions to which the other producer has written: the sequences would collide.
+        Afterwards, `begin_transaction` raises MisuseError if the brokers keep the epoch (before Kafka 4.0).
         """
         self._thread.run(require_manager(self._transactions).take_over(share))
 

@@ -637,7 +637,8 @@ class ProducerCore:
 
     def _restart_under(self, identity: ProducerIdAndEpoch) -> None:
         """Change to another epoch or producer id, and restart all sequences. Nothing may be in flight."""
-        self.identity, self._transaction.is_epoch_spent = identity, False
+        self.identity = identity
+        self._transaction.is_epoch_spent = self._transaction.is_taken_over = False
         for queue in list(self._restarting):  # other partitions restart at 0 with their next batch
             self._restart(queue)
 

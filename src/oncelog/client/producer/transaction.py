@@ -38,6 +38,8 @@ class ProducerTransaction:
         """True if the transaction commits offsets of a group."""
         self.is_shared = False
         """True if other producers may have joined the transaction, and may have added partitions to it."""
+        self.is_taken_over = False
+        """True if another producer began the transaction, so that its sequences are not known here."""
         self.may_be_fenced = False
         """True once InitProducerId was sent to fence producers that joined, even if there is no response."""
         self.may_have_begun = False
@@ -50,12 +52,13 @@ class ProducerTransaction:
         Raises MisuseError if the epoch is spent.
         """
         self.session.check(Operation.BEGIN)
-        if self.is_epoch_spent:
-            # The sequences of the joined producers began at 0, so brokers would take the next records for
-            # repetitions. Guard: test_the_owner_ends_a_transaction_to_which_only_others_have_sent.
+        if self.is_epoch_spent or self.is_taken_over:
+            # The sequences of the other producers began at 0, so brokers would take the next records for
+            # repetitions. Guards: test_the_owner_ends_a_transaction_to_which_only_others_have_sent,
+            # test_a_producer_that_took_over_loses_no_record_of_its_next_transaction.
             raise MisuseError(
-                "this producer has shared a transaction, and the broker keeps its epoch: create a new "
-                "producer for the next transaction"
+                "this producer has shared a transaction or taken one over, and the broker keeps its epoch: "
+                "create a new producer for the next transaction"
             )
         self.raises_epoch = raises_epoch
         self.session.enter(State.IN_TRANSACTION)
@@ -113,7 +116,7 @@ class ProducerTransaction:
     def reset(self) -> None:
         """Return to the state before `init_transactions`, for another transactional id."""
         self.session.enter(State.UNINITIALIZED)
-        self.raises_epoch = self.is_epoch_spent = False
+        self.raises_epoch = self.is_epoch_spent = self.is_taken_over = False
         self.forget_parts()
 
     def forget_parts(self) -> None:

@@ -235,7 +235,7 @@ class TransactionManager:
         await self.join(share)
         self._is_joined = False  # this producer owns the transaction now
         # Let `commit` and `abort` send EndTxn, although this producer has added nothing to the transaction.
-        self._transaction.has_offsets = True
+        self._transaction.has_offsets = self._transaction.is_taken_over = True
 
     async def send_offsets(
         self,
