@@ -920,6 +920,37 @@ def test_a_deletion_during_a_call_of_compaction_ends_it_without_an_error(tmp_pat
     partition.abandon()
 
 
+@pytest.mark.parametrize("phase", ["keys", "copy"])
+def test_a_deletion_behind_a_reader_ends_a_compaction_without_an_error(phase: str, tmp_path: Path) -> None:
+    """While a batch is decompressed in a thread, a reader leaves its segment, and so closes the file. Then a
+    client deletes the segment, of which compaction has read only the beginning.
+    """
+    settings = {**SETTINGS, "cleanup_policy": "compact,delete", "segment_bytes": 20_000}
+    background, draw = BackgroundQueue(), Random(1)
+    partition = open_partition(RealDisk(tmp_path), config(**settings), background=background)
+    background.on_added = lambda: None
+    for number in range(24):
+        put(partition, batch(key=b"%d" % number, value=draw.randbytes(3_000), compression=Compression.ZSTD))
+    partition.flush()
+    background.finish()
+    partition.log.release_handles()
+    dirty, has_begun = partition.cleaner.dirty_range(NOW_MS), False
+    assert dirty is not None
+    for call in partition.cleaner.compact(dirty, NOW_MS):
+        if call is None:
+            continue
+        call()
+        is_copying = f"{0:020d}.log.cleaned" in os.listdir(tmp_path / "orders-0")
+        if not has_begun and (phase == "keys" or is_copying):
+            has_begun = True
+            committed(partition)
+            partition.delete_records(14, NOW_MS)
+    background.finish()
+    assert partition.log.segments.first.base_offset > 0
+    assert [offset for offset, _, _ in committed(partition)] == list(range(14, 24))
+    partition.abandon()
+
+
 def test_a_power_loss_after_records_were_deleted_behind_a_failed_swap_loses_no_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -386,6 +386,10 @@ class Compaction:
                     and not _is_aborted(header, transactions)
                 ):
                     yield from _note_keys(batch, latest, self._step_items)
+                    # During a call, a reader may have closed the file, and a client deleted the segment. See
+                    # test_a_deletion_behind_a_reader_ends_a_compaction_without_an_error.
+                    if not self._log.owns_segments([segment]):
+                        return end_offset
                 if latest.is_full:
                     return header.last_offset + 1
                 if items >= self._step_items:
@@ -418,6 +422,8 @@ class Compaction:
                 for batch in _batches(segment):
                     items += _cost(batch.header)
                     yield from self._take(output, batch, cleaner, end_offset)
+                    if not log.owns_segments([segment]):
+                        return False  # as in `_learn_keys`
                     if items >= self._step_items:
                         items = 0
                         yield None
