@@ -646,6 +646,33 @@ def test_a_power_loss_during_a_swap_keeps_aborted_records_hidden() -> None:
             assert newest(again) == expected, f"step {step}, seed {seed}"
 
 
+def test_a_power_loss_during_a_swap_leaves_no_index_of_another_segment() -> None:
+    """A power loss may keep the new names of a compacted segment's indexes, and lose its log file."""
+    disk, draw, settings = MemoryDisk(), Random(1), SETTINGS | {"segment_bytes": 1_500}
+    partition = open_partition(disk, config(**settings))
+    for number in range(60):
+        key = b"%d" % number if draw.random() < 0.3 else b"k"
+        write(partition, key, bytes(draw.choice((1, 20, 50))), timestamp_ms=NOW_MS + number)
+    partition.flush()
+    partition.reconfigure(config(**settings | {"segment_bytes": 40_000}))
+    dirty = partition.cleaner.dirty_range(NOW_MS)
+    assert dirty is not None
+
+    def crash(operation: str, path: str) -> None:
+        if (operation, path) == ("sync", "orders-0") and disk.exists(f"orders-0/{0:020d}.index.swap"):
+            disk.crash_after = disk.steps
+
+    disk.on_step.append(crash)
+    with pytest.raises(SimulatedCrash):
+        run(partition.cleaner.compact(dirty, NOW_MS))
+    for seed in range(60):
+        again = open_partition(
+            disk.after_power_loss(Random(seed)), config(**settings), recovery_point=partition.recovery_point
+        )
+        found = [again.offset_for_timestamp(NOW_MS + offset) for offset in range(60)]
+        assert [entry.offset for entry in found if entry is not None] == list(range(60)), f"seed {seed}"
+
+
 def test_an_index_of_what_is_replaced_is_not_taken_over() -> None:
     """A kill during a swap left the index of aborted transactions of a replaced segment.
 

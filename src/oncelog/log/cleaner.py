@@ -439,7 +439,7 @@ class Compaction:
             try:
                 yield partial(make_swap, log.disk, log.directory, output, group[-1].log_path)
             except OSError:
-                if log.owns_segments(group):  # otherwise the log was closed during the call
+                if not log.is_closed:
                     raise
             if log.owns_segments(group):
                 swapper.begin(group)

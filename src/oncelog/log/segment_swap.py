@@ -30,6 +30,10 @@ def make_swap(disk: Disk, directory: str, output: Segment, newest_path: str) -> 
     # segment.
     disk.set_modified_ms(output.log_path, disk.modified_ms(newest_path))
     output.sync(is_active=False)
+    # Make the name of the log file durable first. A power loss that kept only the indexes' new names would
+    # give them to the segment that is replaced. See
+    # test_a_power_loss_during_a_swap_leaves_no_index_of_another_segment.
+    disk.sync_directory(directory)
     for suffix in reversed(SUFFIXES):
         if suffix == LOG_SUFFIX:
             # Make the index files' new names durable before the log file is renamed. Otherwise a power loss
