@@ -160,6 +160,23 @@ def test_an_abort_of_nothing_does_not_abort_the_successors_transaction(
         assert values(broker.bootstrap_servers, topic) == [b"second"]
 
 
+def abort_beside_a_successor(proxy: Proxy, first: Producer, second: Producer, topic: str) -> None:
+    """Lose the InitProducerId with which `first` aborts, until `second` has sent in a transaction of its own.
+    Then `first` is fenced, and `second` commits.
+    """
+    lost = proxy.add(Rule(action="drop", api="InitProducerId"))
+    with ThreadPoolExecutor() as threads:
+        abort = threads.submit(first.abort_transaction)
+        wait_until(lambda: len(requests(proxy, "InitProducerId")) == 2)
+        second.init_transactions()
+        second.begin_transaction()
+        second.send(topic, b"second").result(60)
+        proxy.remove(lost)
+        with pytest.raises(ProducerFenced):
+            abort.result(60)
+    second.commit_transaction()
+
+
 def test_a_repeated_request_for_an_epoch_does_not_abort_the_successors_transaction(classic: str) -> None:
     """R1453: EndTxn succeeded, and the InitProducerId after it was lost. Until it was sent again, a successor
     had begun a transaction.
@@ -172,7 +189,6 @@ def test_a_repeated_request_for_an_epoch_does_not_abort_the_successors_transacti
             proxy.bootstrap_servers, transactional_id=name, request_timeout_ms=500, delivery_timeout_ms=500
         ) as first,
         producer_of(classic, transactional_id=name) as second,
-        ThreadPoolExecutor() as threads,
     ):
         first.init_transactions()
         first.begin_transaction()
@@ -180,16 +196,7 @@ def test_a_repeated_request_for_an_epoch_does_not_abort_the_successors_transacti
         lost = proxy.add(Rule(action="drop", api="Produce"))
         assert isinstance(first.send(topic, b"first").exception(60), DeliveryUnknown)
         proxy.remove(lost)
-        lost = proxy.add(Rule(action="drop", api="InitProducerId"))
-        abort = threads.submit(first.abort_transaction)
-        wait_until(lambda: len(requests(proxy, "InitProducerId")) == 2)
-        second.init_transactions()
-        second.begin_transaction()
-        second.send(topic, b"second").result(60)
-        proxy.remove(lost)
-        with pytest.raises(ProducerFenced):
-            abort.result(60)
-        second.commit_transaction()
+        abort_beside_a_successor(proxy, first, second, topic)
         assert values(classic, topic) == [b"second"]
 
 
@@ -201,21 +208,11 @@ def test_a_repeated_abort_of_a_shared_transaction_does_not_abort_the_successors(
         Proxy(classic) as proxy,
         producer_of(proxy.bootstrap_servers, transactional_id=name, request_timeout_ms=500) as first,
         producer_of(classic, transactional_id=name) as second,
-        ThreadPoolExecutor() as threads,
     ):
         first.init_transactions()
         first.begin_transaction()
         first.share_transaction()
-        lost = proxy.add(Rule(action="drop", api="InitProducerId"))
-        abort = threads.submit(first.abort_transaction)
-        wait_until(lambda: len(requests(proxy, "InitProducerId")) == 2)
-        second.init_transactions()
-        second.begin_transaction()
-        second.send(topic, b"second").result(60)
-        proxy.remove(lost)
-        with pytest.raises(ProducerFenced):
-            abort.result(60)
-        second.commit_transaction()
+        abort_beside_a_successor(proxy, first, second, topic)
         assert values(classic, topic) == [b"second"]
 
 

@@ -74,7 +74,9 @@ class Broker:
         before = self.group
         self.group = ConsumerGroup("g", session_timeout_ms=1000)
         self.group.epoch, self.group.assignment_epoch = before.epoch, before.assignment_epoch
-        self.group.members, self.group.targets = dict(before.members), dict(before.targets)
+        self.group.targets = dict(before.targets)
+        for member in before.members.values():
+            self.group.restore(member)
         self.group.resume(self.now_ms)
 
     def assigned(self, name: str) -> frozenset[TopicIdPartition]:
@@ -89,7 +91,8 @@ def group_of(*members: ConsumerMember) -> ConsumerGroup:
     """Return a group at epoch 5 in the state that it has after a replay of the log."""
     group = ConsumerGroup("g", session_timeout_ms=1000)
     group.epoch = group.assignment_epoch = 5
-    group.members = {member.member_id: member for member in members}
+    for member in members:
+        group.restore(member)
     group.resume(0)
     return group
 

@@ -866,15 +866,8 @@ class ConsumerGroup:
             self._note_member(before, None)
 
     def resume(self, now_ms: int) -> None:
-        """Prepare the group for use after a restart of the broker: count the subscriptions, and start the
-        session and revocation timeouts of all members.
-        """
-        self._subscriptions, self._shares_subscriptions = Subscriptions(), False
-        self._id_bytes = sum(map(_id_bytes, self.members.values()))
-        for member in list(self.members.values()):
-            topics, regex = self._subscriptions.shared(_subscription(member))
-            self.members[member.member_id] = replace(member, topics=topics, regex=regex)
-            self._subscriptions.add(Subscription(topics, regex))
+        """Start the session and revocation timeouts of all members after a restart of the broker."""
+        for member in self.members.values():
             self._session_deadlines_ms[member.member_id] = now_ms + self._session_timeout_ms
             self._watch_revocation(member, now_ms)
 
