@@ -345,6 +345,54 @@ def test_a_producer_that_took_over_loses_no_record_of_its_next_transaction(
     assert values(servers, topic) == stored
 
 
+def test_only_the_owner_ends_a_shared_transaction(servers: str) -> None:
+    """R1800: a producer that had joined could commit, abort, share and hand over the owner's transaction."""
+    topic, owner_id = new_topic(servers), name()
+    with (
+        producer_of(servers, transactional_id=owner_id) as owner,
+        producer_of(servers, transactional_id=owner_id) as joined,
+    ):
+        owner.init_transactions()
+        owner.begin_transaction()
+        joined.join_transaction(owner.share_transaction())
+        joined.send(topic, b"joined").result(60)
+        for call in (
+            joined.commit_transaction,
+            joined.abort_transaction,
+            joined.share_transaction,
+            joined.hand_over_transaction,
+            lambda: joined.send_offsets_to_transaction({TopicPartition(topic, 0): 1}, name()),
+        ):
+            with pytest.raises(MisuseError, match="joined the transaction of another one"):
+                call()
+        with pytest.raises(MisuseError, match="commit or abort it itself"):
+            owner.hand_over_transaction()
+        assert values(servers, topic) == []
+        owner.commit_transaction()
+    assert values(servers, topic) == [b"joined"]
+
+
+def test_a_producer_that_handed_its_transaction_over_adds_nothing_to_it(servers: str) -> None:
+    """R1800: its next transaction was the one that it had handed over, and the other producer committed its
+    records before their own commit. The other producer's records could have the sequences of stored ones.
+    """
+    topic, owner_id = new_topic(servers), name()
+    with (
+        producer_of(servers, transactional_id=owner_id) as first,
+        producer_of(servers, transactional_id=owner_id) as other,
+    ):
+        first.init_transactions()
+        first.begin_transaction()
+        first.send(topic, b"first")
+        other.take_over_transaction(first.hand_over_transaction())
+        with pytest.raises(MisuseError, match="create a new producer"):
+            first.begin_transaction()
+        with pytest.raises(MisuseError, match="sequences would collide"):
+            other.send(topic, b"other")
+        other.commit_transaction()
+    assert values(servers, topic) == [b"first"]
+
+
 def test_a_joined_producer_that_sends_after_the_commit_is_fenced(servers: str, proxy: Proxy) -> None:
     """R1772: nothing had been sent, so the commit left the epoch as it was. The late record was in the next
     transaction, and the owner's next record was taken for a repetition of it, and lost.

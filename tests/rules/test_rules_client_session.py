@@ -49,6 +49,8 @@ ALLOWED = {
     (S.READY, C.BEGIN),
     (S.IN_TRANSACTION, C.SEND),
     (S.IN_TRANSACTION, C.SEND_OFFSETS),
+    (S.IN_TRANSACTION, C.SHARE),
+    (S.IN_TRANSACTION, C.HAND_OVER),
     (S.IN_TRANSACTION, C.COMMIT),
     (S.IN_TRANSACTION, C.ABORT),
     (S.ABORTABLE_ERROR, C.ABORT),
@@ -118,8 +120,9 @@ def test_a_commit_waits_for_every_call_for_offsets_to_return() -> None:
     session.begin_offsets(first)
     session.begin_offsets(second)
     session.confirm_offsets(second)
-    with pytest.raises(TransactionAbortable, match="same arguments"):
-        session.check(C.COMMIT)
+    for operation in (C.COMMIT, C.HAND_OVER):
+        with pytest.raises(TransactionAbortable, match="same arguments"):
+            session.check(operation)
     session.check(C.ABORT)
     session.begin_offsets(OffsetsCall.of(ConsumerGroupMetadata("g"), {tp: OffsetAndMetadata(1)}))
     session.confirm_offsets(first)

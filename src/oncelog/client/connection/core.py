@@ -40,7 +40,7 @@ _UNSUPPORTED_VERSION = 35
 _SESSION_SHARE = 0.85
 """The client authenticates again after this fraction of a session's lifetime. Java's client: 0.85 to 0.95."""
 _API_VERSIONS_KEY = 18
-CLIENT_SOFTWARE_NAME, CLIENT_SOFTWARE_VERSION = "oncelog", "0.9.1"
+CLIENT_SOFTWARE_NAME, CLIENT_SOFTWARE_VERSION = "oncelog", "0.9.2"
 
 
 class Completed(NamedTuple):

@@ -496,24 +496,26 @@ class Producer:
         """Return the TransactionShare with which other producers, even in other processes, join the
         transaction.
 
-        Call `commit_transaction` when their records are stored. `abort_transaction` fences them. After the
-        commit, `begin_transaction` raises MisuseError if the brokers keep the epoch (before Kafka 4.0).
+        Call `commit_transaction` when their records are stored. `abort_transaction` fences them. This
+        producer cannot hand the transaction over. After the commit, `begin_transaction` raises MisuseError if
+        the brokers keep the epoch (before Kafka 4.0).
         """
         return require_manager(self._transactions).share()
 
     def join_transaction(self, share: TransactionShare) -> None:
         """Join the transaction of another producer. That producer will end it. Replaces `init_transactions`.
 
-        Only `send` and `flush` may follow. Only one of the producers may write to a partition, because the
-        sequences of two producers would collide.
+        Only `send` and `flush` may follow: other calls raise MisuseError. Only one of the producers may write
+        to a partition, because the sequences of two producers would collide.
         """
         self._thread.run(require_manager(self._transactions).join(share))
 
     def hand_over_transaction(self, timeout: float | None = None) -> TransactionShare:
         """Send the remaining records, and hand the open transaction over to another producer.
 
-        That producer must call `take_over_transaction`. Closing this producer no longer ends the transaction.
-        Raises the same errors as `commit_transaction`.
+        That producer must call `take_over_transaction`. Closing this producer no longer ends the transaction,
+        and it begins no other one. Raises the same errors as `commit_transaction`, and MisuseError if this
+        producer has shared the transaction.
         """
         return self._thread.run(require_manager(self._transactions).hand_over(timeout))
 
@@ -522,8 +524,8 @@ class Producer:
 
         This fences no producer. If another producer of the transactional.id calls `init_transactions` before
         this producer ends the transaction, the broker refuses the commit or abort of this producer.
-        Send no records to partitions to which the other producer has written: the sequences would collide.
-        Afterwards, `begin_transaction` raises MisuseError if the brokers keep the epoch (before Kafka 4.0).
+        `send` raises MisuseError, because the sequences of the two producers would collide. Afterwards,
+        `begin_transaction` raises MisuseError if the brokers keep the epoch (before Kafka 4.0).
         """
         self._thread.run(require_manager(self._transactions).take_over(share))
 

@@ -274,7 +274,7 @@ class ProducerCore:
 
     def _check_append(self, size_bytes: int) -> None:
         if self.transaction is not None:
-            self.transaction.session.check(Operation.SEND)
+            self.transaction.check(Operation.SEND)
         if self.fatal is not None:
             raise copy_to_raise(self.fatal)
         self.check_size(size_bytes)
@@ -638,7 +638,7 @@ class ProducerCore:
     def _restart_under(self, identity: ProducerIdAndEpoch) -> None:
         """Change to another epoch or producer id, and restart all sequences. Nothing may be in flight."""
         self.identity = identity
-        self._transaction.is_epoch_spent = self._transaction.is_taken_over = False
+        self._transaction.on_new_epoch()
         for queue in list(self._restarting):  # other partitions restart at 0 with their next batch
             self._restart(queue)
 

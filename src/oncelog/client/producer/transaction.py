@@ -3,7 +3,8 @@
 A batch is sent only when its partition is part of the transaction. With `transaction.version` 2, the broker
 adds partitions itself and raises the epoch with each transaction, so a batch may be sent immediately.
 Otherwise the batch waits for AddPartitionsToTxn. The state machine of the calls is
-`rules.transactions.client_session`.
+`rules.transactions.client_session`. What producers with the same epoch may do is in
+`rules.transactions.roles`.
 
 Source: behaviours T4 and T5 (docs/behaviours.md); KIP-98, KIP-360, KIP-890; Kafka's TransactionManager.
 """
@@ -11,8 +12,9 @@ Source: behaviours T4 and T5 (docs/behaviours.md); KIP-98, KIP-360, KIP-890; Kaf
 from __future__ import annotations
 
 from oncelog.client.producer.produce_messages import MAX_PRODUCE_VERSION
-from oncelog.errors import MisuseError, OncelogError
+from oncelog.errors import OncelogError
 from oncelog.rules.transactions.client_session import Operation, Session, State
+from oncelog.rules.transactions.roles import Role, check_role
 from oncelog.types import TopicPartition
 
 _SENDING = (State.IN_TRANSACTION, State.COMMITTING)
@@ -36,10 +38,8 @@ class ProducerTransaction:
         """Partitions with records to send, to be added to the transaction first."""
         self.has_offsets = False
         """True if the transaction commits offsets of a group."""
-        self.is_shared = False
-        """True if other producers may have joined the transaction, and may have added partitions to it."""
-        self.is_taken_over = False
-        """True if another producer began the transaction, so that its sequences are not known here."""
+        self.role = Role.ALONE
+        """This producer's part in the transactions of its epoch. Each new epoch makes it ALONE."""
         self.may_be_fenced = False
         """True once InitProducerId was sent to fence producers that joined, even if there is no response."""
         self.may_have_begun = False
@@ -49,18 +49,21 @@ class ProducerTransaction:
         """Begin a transaction without a request. The coordinator learns of the transaction with its first
         partition.
 
-        Raises MisuseError if the epoch is spent.
+        Raises MisuseError if other producers have used the epoch.
         """
-        self.session.check(Operation.BEGIN)
-        if self.is_epoch_spent or self.is_taken_over:
-            # The sequences of the other producers began at 0, so brokers would take the next records for
-            # repetitions. Guards: test_the_owner_ends_a_transaction_to_which_only_others_have_sent,
-            # test_a_producer_that_took_over_loses_no_record_of_its_next_transaction.
-            raise MisuseError(
-                "this producer has shared a transaction or taken one over, and the broker keeps its epoch: "
-                "create a new producer for the next transaction"
-            )
+        self.check(Operation.BEGIN)
+        assert not self.is_epoch_spent  # only an abort ends such a transaction, and it gets a new epoch
         self.raises_epoch = raises_epoch
+        self.session.enter(State.IN_TRANSACTION)
+
+    def check(self, operation: Operation) -> None:
+        """Raise an error if the session's state or the producer's role does not allow the operation."""
+        self.session.check(operation)
+        check_role(self.role, operation)
+
+    def join(self, role: Role, *, raises_epoch: bool) -> None:
+        """Enter a transaction that another producer with the same epoch has begun, as JOINED or TOOK_OVER."""
+        self.role, self.raises_epoch = role, raises_epoch
         self.session.enter(State.IN_TRANSACTION)
 
     @property
@@ -69,17 +72,11 @@ class ProducerTransaction:
         return self.session.state in _SENDING
 
     @property
-    def has_begun(self) -> bool:
-        """Return True if the coordinator knows of the transaction, so that EndTxn must be sent.
+    def has_parts(self) -> bool:
+        """Return True if this producer has added partitions or offsets to the transaction.
 
-        If the broker adds partitions itself, or if the transaction is shared, True means only that the
-        coordinator may know of the transaction. The coordinator accepts an abort in both cases.
+        If the broker adds partitions itself, True means only that it may have added one.
         """
-        return self.has_own_parts or self.is_shared
-
-    @property
-    def has_own_parts(self) -> bool:
-        """Return True if this producer has added partitions or offsets to the transaction."""
         return bool(self.added or self.has_offsets)
 
     @property
@@ -116,11 +113,16 @@ class ProducerTransaction:
     def reset(self) -> None:
         """Return to the state before `init_transactions`, for another transactional id."""
         self.session.enter(State.UNINITIALIZED)
-        self.raises_epoch = self.is_epoch_spent = self.is_taken_over = False
+        self.raises_epoch = False
+        self.on_new_epoch()
         self.forget_parts()
+
+    def on_new_epoch(self) -> None:
+        """Record that this producer got an epoch that no other producer uses."""
+        self.is_epoch_spent, self.role = False, Role.ALONE
 
     def forget_parts(self) -> None:
         """Forget the transaction's partitions and offsets, because the coordinator has confirmed its end."""
         self.added.clear()
         self.pending.clear()
-        self.has_offsets = self.is_shared = self.may_be_fenced = self.may_have_begun = False
+        self.has_offsets = self.may_be_fenced = self.may_have_begun = False

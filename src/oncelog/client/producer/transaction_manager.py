@@ -56,6 +56,7 @@ from oncelog.rules.transactions.client_session import (
     may_have_succeeded,
     operation_at_close,
 )
+from oncelog.rules.transactions.roles import Ending, Role, abort_ending, commit_ending
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition, TransactionShare
 from oncelog.wire.messages import (
     AddOffsetsToTxnRequest,
@@ -129,8 +130,6 @@ class TransactionManager:
 
         Guard: test_a_commit_without_a_response_can_be_called_again.
         """
-        self._is_joined = False
-        """True if another producer began the transaction and will end it."""
         self._turn = asyncio.Lock()
         """Held by the call that initializes the producer or ends its transaction.
 
@@ -183,7 +182,7 @@ class TransactionManager:
             if forgets_topics:
                 self._cluster.forget_topics(self._core.forget_topics())
         self._transactional_id = transactional_id
-        self._may_be_committed = self._is_joined = False
+        self._may_be_committed = False
         if len(self._coordinators) > _MAX_COORDINATORS:
             self._coordinators.clear()
 
@@ -194,21 +193,29 @@ class TransactionManager:
 
     def share(self) -> TransactionShare:
         """Return the TransactionShare that lets other producers join this transaction."""
-        self.session.check(Operation.SEND)
+        self._transaction.check(Operation.SHARE)
+        self._transaction.role = Role.OWNER
+        return self._transaction_share()
+
+    def _transaction_share(self) -> TransactionShare:
         identity = self._core.identity
         assert identity is not None
-        self._transaction.is_shared = True
         return TransactionShare(self._transactional_id, *identity, self._transaction.raises_epoch)
 
     async def join(self, share: TransactionShare) -> None:
         """Join a transaction that another producer has begun and will end."""
+        await self._enter_as(Role.JOINED, share)
+
+    async def take_over(self, share: TransactionShare) -> None:
+        """Take over a transaction from another producer, to end it."""
+        await self._enter_as(Role.TOOK_OVER, share)
+
+    async def _enter_as(self, role: Role, share: TransactionShare) -> None:
         self.session.check(Operation.INIT)
         await self._cluster.start()
         with self._driver.lock:
             self._core.set_identity(share.producer_id, share.producer_epoch)
-            self._is_joined = True
-            self.session.enter(State.READY)
-            self._transaction.begin(raises_epoch=share.raises_epoch)
+            self._transaction.join(role, raises_epoch=share.raises_epoch)
 
     async def hand_over(self, timeout_s: float | None = None) -> TransactionShare:
         """Send the remaining records, and hand the open transaction over to another producer.
@@ -217,25 +224,16 @@ class TransactionManager:
         If the session were COMMITTING, close() would commit, although only the other producer may decide
         that.
         """
-        self.session.check(Operation.SEND)
-        self.session.check(Operation.COMMIT)
+        self._transaction.check(Operation.HAND_OVER)
         with self._driver.lock:
             self._core.flush()
         await self._wait_until_idle(self._deadline_ms(timeout_s))
-        self.session.check(Operation.COMMIT)
-        identity = self._core.identity
-        assert identity is not None
-        share = TransactionShare(self._transactional_id, *identity, self._transaction.raises_epoch)
+        self._transaction.check(Operation.HAND_OVER)
+        share = self._transaction_share()
         with self._driver.lock:
             self._core.on_transaction_ended(None)
+            self._transaction.role = Role.HANDED_OVER
         return share
-
-    async def take_over(self, share: TransactionShare) -> None:
-        """Take over a transaction from another producer, to end it."""
-        await self.join(share)
-        self._is_joined = False  # this producer owns the transaction now
-        # Let `commit` and `abort` send EndTxn, although this producer has added nothing to the transaction.
-        self._transaction.has_offsets = self._transaction.is_taken_over = True
 
     async def send_offsets(
         self,
@@ -248,7 +246,7 @@ class TransactionManager:
         Raises TimedOut, or an error that requires an abort. After TimedOut or a cancellation, repeat the same
         call or abort.
         """
-        self.session.check(Operation.SEND_OFFSETS)
+        self._transaction.check(Operation.SEND_OFFSETS)
         member = self._member_of(group)
         positions = offsets_of(offsets)
         if not positions:
@@ -275,26 +273,26 @@ class TransactionManager:
         only be aborted raises TransactionAbortable and never TimedOut. See
         test_a_transaction_whose_requests_timed_out_must_be_aborted.
         """
-        self.session.check(Operation.COMMIT)
+        self._transaction.check(Operation.COMMIT)
         number = self.session.number
         deadline_ms = self._deadline_ms(timeout_s)
         async with self._own_turn(deadline_ms):
             if self._has_ended(number):
                 return
             await self._flush_records(deadline_ms)
-            has_begun = await self._has_begun(deadline_ms)
-            if has_begun:
-                identity = await self._end(True, deadline_ms)
-            elif self._transaction.is_shared:
-                # Fence producers that have joined and not sent yet. Their records would be in the next
-                # transaction. Guard: test_a_joined_producer_that_sends_after_the_commit_is_fenced.
-                self._transaction.may_be_fenced = True
-                identity = await self._new_epoch(self._core.identity, deadline_ms)
-            else:
-                identity = None
+            identity: ProducerIdAndEpoch | None
+            match await self._commit_ending(deadline_ms):
+                case Ending.NOTHING:
+                    identity = None
+                case Ending.NEW_EPOCH:
+                    # Fence producers that have joined and not sent yet. Their records would be in the next
+                    # transaction. Guard: test_a_joined_producer_that_sends_after_the_commit_is_fenced.
+                    self._transaction.may_be_fenced = True
+                    identity = await self._new_epoch(self._core.identity, deadline_ms)
+                case _:
+                    identity = await self._end(True, deadline_ms)
             self._may_be_committed = False
             with self._driver.lock:
-                self._transaction.is_epoch_spent |= has_begun and self._transaction.is_shared
                 self._core.on_transaction_ended(identity)
 
     @asynccontextmanager
@@ -330,7 +328,7 @@ class TransactionManager:
 
     async def abort(self, timeout_s: float | None = None) -> None:
         """Abort the transaction. After TimedOut, call it again."""
-        self.session.check(Operation.ABORT)
+        self._transaction.check(Operation.ABORT)
         number = self.session.number
         deadline_ms = self._deadline_ms(timeout_s)
         async with self._own_turn(deadline_ms):
@@ -349,12 +347,13 @@ class TransactionManager:
             # Offsets that were sent without a response may arrive late. A new epoch keeps them out of the
             # next transaction.
             self._transaction.is_epoch_spent = True
-        shows_successor = self._transaction.has_begun or self._transaction.may_have_begun
-        identity = await self._end_aborted(deadline_ms)
+        ending = self._abort_ending()
+        identity = await self._end_aborted(ending, deadline_ms)
         # The transaction has ended. If the next request times out, a repeated abort must not end it again.
         self._transaction.forget_parts()
         if identity is None and self._transaction.is_epoch_spent:
-            if not shows_successor:
+            self._transaction.role = Role.ALONE
+            if ending is Ending.NOTHING:
                 await self._check_no_successor(deadline_ms)
             identity = await self._new_epoch(self._core.identity, deadline_ms)
         with self._driver.lock:
@@ -395,7 +394,10 @@ class TransactionManager:
         """
         deadline_ms = self._deadline_ms(timeout_s)
         try:
-            while not self._is_joined and (ending := operation_at_close(self.session.state)) is not None:
+            while (
+                self._transaction.role is not Role.JOINED
+                and (ending := operation_at_close(self.session.state)) is not None
+            ):
                 end = self.commit if ending is Operation.COMMIT else self.abort
                 try:
                     await end(max(deadline_ms - self._driver.now_ms(), 0) / 1000)
@@ -411,20 +413,29 @@ class TransactionManager:
                 error,
             )
 
-    async def _end_aborted(self, deadline_ms: float) -> ProducerIdAndEpoch | None:
+    def _abort_ending(self) -> Ending:
+        transaction = self._transaction
+        return abort_ending(
+            transaction.role,
+            has_parts=transaction.has_parts,
+            may_have_parts=transaction.may_have_begun,
+            raises_epoch=transaction.raises_epoch,
+        )
+
+    async def _end_aborted(self, ending: Ending, deadline_ms: float) -> ProducerIdAndEpoch | None:
         """Abort the transaction if the coordinator may know of it.
 
-        Return the next identity, or None if it stays the same. InitProducerId cannot replace EndTxn here: the
-        coordinator fences a producer that sends InitProducerId while its own transaction is open.
+        Return the next identity, or None if it stays the same. InitProducerId replaces EndTxn only for an
+        owner: the coordinator fences a producer that sends it under the epoch of its own open transaction.
         """
-        if not self._transaction.has_begun and not self._transaction.may_have_begun:
+        if ending is Ending.NOTHING:
             return None
-        if self._transaction.is_shared and not self._transaction.raises_epoch:
+        if ending is Ending.NEW_EPOCH:
             return await self._fence_joined(deadline_ms)
         if self._transaction.raises_epoch:
             kind, end = ABORT_OWN_EPOCH, self._abort_own_epoch(deadline_ms)
         else:
-            kind = END if self._transaction.has_begun else END_IF_BEGUN
+            kind = END if ending is Ending.END else END_IF_BEGUN
             end = self._end(False, deadline_ms, kind)
         try:
             return await end
@@ -437,15 +448,19 @@ class TransactionManager:
             self._transaction.is_epoch_spent = True
             return None
 
-    async def _has_begun(self, deadline_ms: float) -> bool:
-        """Return True if EndTxn must be sent.
+    async def _commit_ending(self, deadline_ms: float) -> Ending:
+        """Return the request that commits the transaction.
 
-        Only the coordinator knows if joined producers have sent records.
+        Only the coordinator knows if producers that joined have sent records.
         """
-        if self._transaction.has_own_parts or not self._transaction.is_shared or self._may_be_committed:
-            return self._transaction.has_begun
+        # A repeated commit sends the same request as the first one.
+        has_parts = self._transaction.has_parts or self._may_be_committed
+        ending = commit_ending(self._transaction.role, has_parts=has_parts, is_ongoing=None)
+        if ending is not Ending.ASK:
+            return ending
         entry = await self._own_entry(deadline_ms)
-        return entry is None or entry.is_ongoing
+        is_ongoing = entry is None or entry.is_ongoing
+        return commit_ending(self._transaction.role, has_parts=has_parts, is_ongoing=is_ongoing)
 
     async def _fence_joined(self, deadline_ms: float) -> ProducerIdAndEpoch:
         """Abort a transaction that other producers have joined, and return the next identity.

@@ -1,13 +1,15 @@
 """A transactional producer's session: which operations are allowed, and the reactions to coordinator errors.
 
-    state             init   begin   send, send offsets   commit    abort
-    UNINITIALIZED     yes    -       -                    -         -
-    READY             -      yes     -                    -         -
-    IN_TRANSACTION    -      -       yes                  yes       yes
-    ABORTABLE_ERROR   -      -       raises               raises    yes
-    COMMITTING        -      -       -                    repeat    -
-    ABORTING          -      -       -                    -         repeat
+    state             init   begin   send, send offsets, share   commit, hand over   abort
+    UNINITIALIZED     yes    -       -                           -                   -
+    READY             -      yes     -                           -                   -
+    IN_TRANSACTION    -      -       yes                         yes                 yes
+    ABORTABLE_ERROR   -      -       raises                      raises              yes
+    COMMITTING        -      -       -                           repeat the commit   -
+    ABORTING          -      -       -                           -                   repeat
     FATAL             raises the session's error, for every operation
+
+If several producers use one epoch, what each of them may do also depends on its role (`roles`).
 
 After a lost response or a timeout the session stays COMMITTING or ABORTING, and the application may only
 repeat the same operation. An abort must never follow a commit without a response: the commit may have
@@ -18,9 +20,9 @@ Offsets are unconfirmed from the call of send_offsets_to_transaction() until it 
 or is cancelled, the transaction may or may not contain the offsets, so they stay unconfirmed. The application
 confirms them by repeating the same call until it returns.
 
-    unconfirmed offsets   send, send offsets   commit                 abort
-    none                  yes                  yes                    yes
-    some                  yes                  TRANSACTION_ABORTABLE  yes; drops all offsets
+    unconfirmed offsets   send, send offsets, share   commit, hand over      abort
+    none                  yes                         yes                    yes
+    some                  yes                         TRANSACTION_ABORTABLE  yes; drops all offsets
 
 Java's client instead queues the request for the offsets in front of EndTxn. This client cannot do that: the
 request ends when the application cancels its coroutine.
@@ -90,6 +92,8 @@ class Operation(Enum):
     BEGIN = "begin_transaction()"
     SEND = "send()"
     SEND_OFFSETS = "send_offsets_to_transaction()"
+    SHARE = "share_transaction()"
+    HAND_OVER = "hand_over_transaction()"
     COMMIT = "commit_transaction()"
     ABORT = "abort_transaction()"
 
@@ -97,7 +101,7 @@ class Operation(Enum):
 _ALLOWED = {
     State.UNINITIALIZED: {Operation.INIT},
     State.READY: {Operation.BEGIN},
-    State.IN_TRANSACTION: {Operation.SEND, Operation.SEND_OFFSETS, Operation.COMMIT, Operation.ABORT},
+    State.IN_TRANSACTION: set(Operation) - {Operation.INIT, Operation.BEGIN},
     State.ABORTABLE_ERROR: {Operation.ABORT},
     State.COMMITTING: {Operation.COMMIT},
     State.ABORTING: {Operation.ABORT},
@@ -147,10 +151,10 @@ class Session:
     def check(self, operation: Operation) -> None:
         """Raise an error if the operation is not allowed: the session's error, or MisuseError with a hint.
 
-        Raises TransactionAbortable for a commit with unconfirmed offsets.
+        Raises TransactionAbortable if unconfirmed offsets would be committed or handed over.
         """
         if operation in _ALLOWED[self.state]:
-            if operation is Operation.COMMIT and self.unconfirmed:
+            if operation in (Operation.COMMIT, Operation.HAND_OVER) and self.unconfirmed:
                 raise _offsets_unconfirmed()
             return
         if self.error is not None:

@@ -169,7 +169,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no simulated function ignores a failed call of `write_atomic`": "R1701",
     "no simulated executor loses shuffle files": "R1700 R1752",
     "a simulated `write_atomic` that failed is soon called again, and it always sends offsets": "R1751",
-    "no simulated producer shares a transaction, except in `write_atomic`": "R1770 R1771 R1772 R1773",
+    "no simulated producer shares a transaction, except in `write_atomic`": "R1770 R1771 R1772 R1773 R1800",
     "no simulated function calls `write_atomic` in two threads": "R1628",
     "no session of Spark Connect is simulated": "R1420 R1421 R1422",
     "no simulated consumer looks up a position behind an error, or polls for no records": "R1362 R1368",
