@@ -39,6 +39,7 @@ from oncelog_simulator.offset_deletion import OffsetDeletion
 from oncelog_simulator.pipelined_producer import Pipelining
 from oncelog_simulator.record_deletion import KEPT_SECONDS, RecordDeletion
 from oncelog_simulator.scenario import Scenario
+from oncelog_simulator.shared_transactions import SharedTransactions
 from oncelog_simulator.sink_tasks import SHORT_RETENTION, SinkTasks, is_idle_query
 from oncelog_simulator.takeover import Takeover
 from oncelog_simulator.topic_changes import TopicChanges
@@ -70,6 +71,7 @@ INDEPENDENT_WORKLOADS: dict[str, tuple[type[Workload], float]] = {
     Loading.topic: (Loading, 0.01),
     Takeover.topic: (Takeover, 0.02),
     TopicTimes.topic: (TopicTimes, 0.02),
+    SharedTransactions.topic: (SharedTransactions, 0.02),
 }
 """Workloads with the share of seeds that run them. Each is drawn with its own random generator."""
 FLIP_IN_BATCH_CHANCE = 0.08

@@ -34,7 +34,7 @@ from oncelog.client.serialization import RecordSerializer, Serializer, record_se
 from oncelog.errors import MisuseError, OncelogError
 from oncelog.runtime.loop_thread import check_running_loop
 from oncelog.runtime.optional import check_pyarrow
-from oncelog.types import ConsumerGroupMetadata, Headers, RecordMetadata
+from oncelog.types import ConsumerGroupMetadata, Headers, RecordMetadata, TransactionShare
 
 if TYPE_CHECKING:
     from oncelog.client.producer.arrow_encoding import EncodedBatch
@@ -374,6 +374,28 @@ class AsyncProducer:
     ) -> None:
         """Commit a consumer's positions with the transaction. See `Producer.send_offsets_to_transaction`."""
         await self._transaction_manager().send_offsets(offsets, group, timeout)
+
+    async def share_transaction(self) -> TransactionShare:
+        """Return the TransactionShare with which other producers join. See `Producer.share_transaction`."""
+        return self._transaction_manager().share()
+
+    async def join_transaction(self, share: TransactionShare) -> None:
+        """Join the transaction of another producer. See `Producer.join_transaction`."""
+        await self._transaction_manager().join(share)
+
+    async def hand_over_transaction(self, timeout: float | None = None) -> TransactionShare:
+        """Send the remaining records, and hand the open transaction over to another producer.
+
+        See `Producer.hand_over_transaction`.
+        """
+        return await self._transaction_manager().hand_over(timeout)
+
+    async def take_over_transaction(self, share: TransactionShare) -> None:
+        """Take over a transaction from another producer, to commit or abort it.
+
+        See `Producer.take_over_transaction`.
+        """
+        await self._transaction_manager().take_over(share)
 
     async def commit_transaction(self, timeout: float | None = None) -> None:
         """Send the remaining records, and commit: all records and offsets become visible together.

@@ -1,4 +1,4 @@
-"""Mutants that hostile and pipelining clients, the sink, `write_atomic` and the loader catch."""
+"""Mutants that hostile, pipelining and sharing clients, the sink, `write_atomic` and the loader catch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from oncelog.client.consumer import fetch_messages
+from oncelog.client.producer import transaction as client_transaction
 from oncelog.client.producer import transaction_manager
 from oncelog.load import decisions as load_decisions
 from oncelog.load import loader, record_boundaries
 from oncelog.log import partition
 from oncelog.rules.idempotence import append
 from oncelog.rules.transactions.client_session import ErrorAction
+from oncelog.rules.transactions.roles import Ending, Role, abort_ending, commit_ending
 from oncelog.spark.sink import atomic, atomic_task
 from oncelog.spark.sink import decisions as lane_rules
 from oncelog.spark.sink import state as sink_state
@@ -80,6 +82,22 @@ async def _hand_over_committing(self: Any, timeout_s: float | None = None) -> An
     return share
 
 
+def _end_own_parts(role: Role, *, has_parts: bool, is_ongoing: bool | None) -> Ending:
+    """Let the owner of a shared transaction commit only what it has sent itself."""
+    return commit_ending(Role.ALONE if role is Role.OWNER else role, has_parts=has_parts, is_ongoing=None)
+
+
+def _abort_own_parts(role: Role, **known: Any) -> Ending:
+    """Let the owner of a shared transaction abort only what it has sent itself."""
+    return abort_ending(Role.ALONE if role is Role.OWNER else role, **known)
+
+
+def _keep_empty_epoch(role: Role, *, has_parts: bool, is_ongoing: bool | None) -> Ending:
+    """Let a shared commit without records keep the epoch."""
+    ending = commit_ending(role, has_parts=has_parts, is_ongoing=is_ongoing)
+    return Ending.NOTHING if ending is Ending.NEW_EPOCH else ending
+
+
 def _no_claim(_call: Any, _name: str, _df: Any) -> Any:
     """Allow each call of write_atomic, whatever was called before."""
     return nullcontext(True)
@@ -91,6 +109,42 @@ MUTANTS = [
         ((atomic, "_claimed", _no_claim),),
         "atomic",
         findings=("C5",),
+    ),
+    Mutant(
+        "the owner of a shared transaction ends only what it has sent",
+        (
+            (transaction_manager, "commit_ending", _end_own_parts),
+            (transaction_manager, "abort_ending", _abort_own_parts),
+        ),
+        "shared",
+        findings=("R1751",),
+        guards=(
+            "client/test_client_transactions_close.py"
+            "::test_the_owner_ends_a_transaction_to_which_only_others_have_sent",
+        ),
+    ),
+    Mutant(
+        "a shared commit without records fences nobody",
+        ((transaction_manager, "commit_ending", _keep_empty_epoch),),
+        "shared",
+        findings=("R1772",),
+        guards=(
+            "client/test_client_transactions_close.py"
+            "::test_a_joined_producer_that_sends_after_the_commit_is_fenced",
+        ),
+    ),
+    Mutant(
+        "a producer begins a transaction under an epoch that others have used",
+        ((client_transaction, "check_role", nothing),),
+        "shared",
+        findings=("R1773", "R1800"),
+        guards=(
+            "client/test_client_transactions_close.py"
+            "::test_a_producer_that_took_over_loses_no_record_of_its_next_transaction",
+            "client/test_client_transactions_close.py"
+            "::test_a_producer_that_handed_its_transaction_over_adds_nothing_to_it",
+            "client/test_client_transactions_close.py::test_only_the_owner_ends_a_shared_transaction",
+        ),
     ),
     Mutant(
         "aborted batches are skipped unchecked",
