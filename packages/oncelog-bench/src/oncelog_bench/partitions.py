@@ -49,12 +49,13 @@ QUICK = Plan((10,), repeats=1)
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
     """Take the samples of `plan`, and return the content of the result file (JSON)."""
     samples: list[dict[str, Any]] = []
-    for repeat in range(plan.repeats):
-        for count in plan.counts:
-            with tempfile.TemporaryDirectory(prefix="oncelog-bench-") as directory:
-                figures = _take(count, Path(directory))
+    # Delete nothing between the samples: some file systems create files slowly after many were deleted.
+    with tempfile.TemporaryDirectory(prefix="oncelog-bench-") as directory:
+        for repeat in range(plan.repeats):
+            for count in plan.counts:
+                figures = _take(count, Path(directory) / f"{repeat}-{count}")
                 samples.append({"repeat": repeat, "partitions": count, "broker": "oncelog", **figures})
-            on_sample(len(samples))
+                on_sample(len(samples))
     rows = compare(samples, by=("partitions",), side="broker", base="", metrics=METRICS)
     return result_of(NAME, plan, samples, rows)
 

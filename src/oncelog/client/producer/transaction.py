@@ -3,7 +3,7 @@
 A batch is sent only when its partition is part of the transaction. With `transaction.version` 2, the broker
 adds partitions itself and raises the epoch with each transaction, so a batch may be sent immediately.
 Otherwise the batch waits for AddPartitionsToTxn. The state machine of the calls is
-`rules.transactions.client_session`. What producers with the same epoch may do is in
+`rules.transactions.client_session`. The rules for producers with the same epoch are in
 `rules.transactions.roles`.
 
 Source: behaviours T4 and T5 (docs/behaviours.md); KIP-98, KIP-360, KIP-890; Kafka's TransactionManager.

@@ -115,6 +115,7 @@ MUTANTS = [
         (
             (transaction_manager, "commit_ending", _end_own_parts),
             (transaction_manager, "abort_ending", _abort_own_parts),
+            (client_transaction, "check_role", nothing),
         ),
         "shared",
         findings=("R1751",),
@@ -125,7 +126,10 @@ MUTANTS = [
     ),
     Mutant(
         "a shared commit without records fences nobody",
-        ((transaction_manager, "commit_ending", _keep_empty_epoch),),
+        (
+            (transaction_manager, "commit_ending", _keep_empty_epoch),
+            (client_transaction, "check_role", nothing),
+        ),
         "shared",
         findings=("R1772",),
         guards=(
