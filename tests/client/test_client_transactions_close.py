@@ -310,13 +310,13 @@ def test_a_shared_transaction_without_records_can_be_ended(servers: str, is_comm
     topic = new_topic(servers)
     with producer_of(servers, transactional_id=name()) as owner:
         owner.init_transactions()
-        for number in range(2):
+        for _ in range(2):
             owner.begin_transaction()
             owner.share_transaction()
             (owner.commit_transaction if is_commit else owner.abort_transaction)()
-            with owner.transaction():
-                owner.send(topic, b"%d" % number)
-    assert values(servers, topic) == [b"0", b"1"]
+        with owner.transaction():
+            owner.send(topic, b"next")
+    assert values(servers, topic) == [b"next"]
 
 
 @pytest.mark.parametrize("is_commit", [True, False])
@@ -343,6 +343,30 @@ def test_a_producer_that_took_over_loses_no_record_of_its_next_transaction(
                 other.send(topic, b"next")
             stored.append(b"next")
     assert values(servers, topic) == stored
+
+
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_a_joined_producer_loses_no_record_after_a_transaction_of_its_owner(
+    request: pytest.FixtureRequest, servers: str, is_commit: bool
+) -> None:
+    """R1801: if the epoch stays, its first record had the sequence of the owner's earlier one."""
+    topic, owner_id = new_topic(servers), name()
+    with (
+        producer_of(servers, transactional_id=owner_id) as owner,
+        producer_of(servers, transactional_id=owner_id) as joined,
+    ):
+        open_on(owner, topic)
+        (owner.commit_transaction if is_commit else owner.abort_transaction)()
+        owner.begin_transaction()
+        if "classic" in request.node.name:
+            with pytest.raises(MisuseError, match="create a new producer to share"):
+                owner.share_transaction()
+            owner.send(topic, b"next")
+        else:
+            joined.join_transaction(owner.share_transaction())
+            joined.send(topic, b"next").result(60)
+        owner.commit_transaction()
+    assert values(servers, topic) == [b"with offsets"] * is_commit + [b"next"]
 
 
 def test_only_the_owner_ends_a_shared_transaction(servers: str) -> None:

@@ -11,6 +11,7 @@ from oncelog.rules.transactions.roles import Ending, Role, abort_ending, check_r
 R, C, E = Role, Operation, Ending
 ALLOWED = {
     R.ALONE: {C.INIT, C.BEGIN, C.SEND, C.SEND_OFFSETS, C.SHARE, C.HAND_OVER, C.COMMIT, C.ABORT},
+    R.CONTINUING: {C.INIT, C.BEGIN, C.SEND, C.SEND_OFFSETS, C.HAND_OVER, C.COMMIT, C.ABORT},
     R.OWNER: {C.SEND, C.SEND_OFFSETS, C.SHARE, C.COMMIT, C.ABORT},
     R.JOINED: {C.SEND},
     R.TOOK_OVER: {C.SEND_OFFSETS, C.HAND_OVER, C.COMMIT, C.ABORT},
@@ -37,6 +38,8 @@ def test_every_operation_in_every_role(role: Role, operation: Operation) -> None
     [
         (R.ALONE, False, None, E.NOTHING),
         (R.ALONE, True, None, E.END),
+        (R.CONTINUING, False, None, E.NOTHING),
+        (R.CONTINUING, True, None, E.END),
         (R.OWNER, True, None, E.END),
         (R.OWNER, False, None, E.ASK),
         (R.OWNER, False, True, E.END),
@@ -59,6 +62,9 @@ def test_every_commit_in_every_role(
         (R.ALONE, False, False, E.NOTHING),
         (R.ALONE, False, True, E.TRY_TO_END),
         (R.ALONE, True, True, E.END),
+        (R.CONTINUING, False, False, E.NOTHING),
+        (R.CONTINUING, False, True, E.TRY_TO_END),
+        (R.CONTINUING, True, True, E.END),
         (R.TOOK_OVER, False, False, E.END),
         (R.TOOK_OVER, True, True, E.END),
     ],

@@ -497,8 +497,9 @@ class Producer:
         transaction.
 
         Call `commit_transaction` when their records are stored. `abort_transaction` fences them. This
-        producer cannot hand the transaction over. After the commit, `begin_transaction` raises MisuseError if
-        the brokers keep the epoch (before Kafka 4.0).
+        producer cannot hand the transaction over. If the brokers keep the epoch (before Kafka 4.0),
+        `begin_transaction` raises MisuseError after the commit. This method then also raises MisuseError if
+        this producer has sent records in an earlier transaction.
         """
         return require_manager(self._transactions).share()
 

@@ -3,8 +3,8 @@
 A batch is sent only when its partition is part of the transaction. With `transaction.version` 2, the broker
 adds partitions itself and raises the epoch with each transaction, so a batch may be sent immediately.
 Otherwise the batch waits for AddPartitionsToTxn. The state machine of the calls is
-`rules.transactions.client_session`. The rules for producers with the same epoch are in
-`rules.transactions.roles`.
+`rules.transactions.client_session`. The module `rules.transactions.roles` says what producers with the same
+epoch may do.
 
 Source: behaviours T4 and T5 (docs/behaviours.md); KIP-98, KIP-360, KIP-890; Kafka's TransactionManager.
 """
@@ -114,15 +114,21 @@ class ProducerTransaction:
         """Return to the state before `init_transactions`, for another transactional id."""
         self.session.enter(State.UNINITIALIZED)
         self.raises_epoch = False
-        self.on_new_epoch()
         self.forget_parts()
+        self.on_new_epoch()
 
     def on_new_epoch(self) -> None:
         """Record that this producer got an epoch that no other producer uses."""
         self.is_epoch_spent, self.role = False, Role.ALONE
 
     def forget_parts(self) -> None:
-        """Forget the transaction's partitions and offsets, because the coordinator has confirmed its end."""
+        """Forget the transaction's partitions and offsets, because the coordinator has confirmed its end.
+
+        If the transaction had partitions and there is no new epoch, the next transaction continues their
+        sequences.
+        """
+        if self.role is Role.ALONE and self.added:
+            self.role = Role.CONTINUING
         self.added.clear()
         self.pending.clear()
         self.has_offsets = self.may_be_fenced = self.may_have_begun = False

@@ -3,15 +3,19 @@
 Several producers may write to one transaction under the same producer id and epoch. Each of them counts
 sequences from 0 and does not know those of the others. If one of them began another transaction under the
 same epoch, brokers would take its first records for repetitions: they would be acknowledged and not stored.
-So only a producer that is ALONE begins a transaction. A new epoch makes a producer ALONE again.
+The same happens to a producer that joins a later transaction of an epoch. So an epoch ends with the
+transaction that several producers have used, and only the epoch's first transaction with records is shared.
+A new epoch makes a producer ALONE again.
 
     role          how it gets there                begin   send   send offsets   share   hand over   end
     ALONE         any new epoch                    yes     yes    yes            yes     yes         yes
+    CONTINUING    ALONE has ended a transaction    yes     yes    yes            -       yes         yes
+                  with records, epoch stays
     OWNER         ALONE has shared                 -       yes    yes            yes     -           yes
     JOINED        join_transaction                 -       yes    -              -       -           -
     TOOK_OVER     take_over_transaction            -       -      yes            -       yes         yes
-    HANDED_OVER   ALONE or TOOK_OVER has handed    -       -      -              -       -           -
-                  its transaction over
+    HANDED_OVER   ALONE, CONTINUING or TOOK_OVER   -       -      -              -       -           -
+                  has handed its transaction over
 
 `end` is commit and abort. The session's state must allow the operation, too (`client_session`). An OWNER
 cannot hand over, because the next producer would not know that others have joined. TOOK_OVER cannot send:
@@ -24,11 +28,11 @@ The request that ends a transaction depends on the role and on what the producer
              OWNER, and the coordinator says Ongoing,    EndTxn
                or does not say
              OWNER else                                  InitProducerId, which fences those that joined
-             ALONE else                                  nothing
+             ALONE or CONTINUING else                    nothing
     abort    OWNER, and brokers keep the epoch           InitProducerId, which aborts and fences
              OWNER else, and TOOK_OVER                   EndTxn
              it may have added partitions or offsets     EndTxn
-             ALONE else                                  nothing
+             ALONE or CONTINUING else                    nothing
 
 With an epoch per transaction (`transaction.version` 2, KIP-890), EndTxn also raises the epoch, which fences
 those that joined. Otherwise a commit keeps the epoch, and the producer cannot begin another transaction.
@@ -50,6 +54,7 @@ class Role(Enum):
     """A producer's part in the transactions of its epoch."""
 
     ALONE = "alone"
+    CONTINUING = "continuing"
     OWNER = "owner"
     JOINED = "joined"
     TOOK_OVER = "took over"
@@ -59,12 +64,15 @@ class Role(Enum):
 _ENDS = frozenset({Operation.COMMIT, Operation.ABORT})
 _ALLOWED = {
     Role.ALONE: frozenset(Operation),
+    Role.CONTINUING: frozenset(Operation) - {Operation.SHARE},
     Role.OWNER: _ENDS | {Operation.SEND, Operation.SEND_OFFSETS, Operation.SHARE},
     Role.JOINED: frozenset({Operation.SEND}),
     Role.TOOK_OVER: _ENDS | {Operation.SEND_OFFSETS, Operation.HAND_OVER},
     Role.HANDED_OVER: frozenset[Operation](),
 }
 _REASONS = {
+    Role.CONTINUING: "this producer has sent records in an earlier transaction, and the broker keeps its "
+    "epoch: create a new producer to share a transaction",
     Role.OWNER: "this producer has shared the transaction, so it must commit or abort it itself",
     Role.JOINED: "this producer has joined the transaction of another one, which will end it",
     Role.TOOK_OVER: "this producer has taken the transaction over, so its sequences would collide",

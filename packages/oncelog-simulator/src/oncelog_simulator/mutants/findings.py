@@ -169,6 +169,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no simulated function ignores a failed call of `write_atomic`": "R1701",
     "no simulated executor loses shuffle files": "R1700 R1752",
     "a producer whose abort of a shared transaction fails is replaced, in simulations as well": "R1770 R1771",
+    "no simulated owner of a shared transaction has ended one that it did not share": "R1801",
     "no simulated function calls `write_atomic` in two threads": "R1628",
     "no session of Spark Connect is simulated": "R1420 R1421 R1422",
     "no simulated consumer looks up a position behind an error, or polls for no records": "R1362 R1368",
