@@ -154,10 +154,12 @@ class ConsumerGroupMetadata(NamedTuple):
 class TransactionShare(NamedTuple):
     """An open transaction that several processes share.
 
-    `raises_epoch`: True if the end of the transaction raises the producer's epoch (KIP-890).
+    `raises_epoch`: True if the end of the transaction raises the producer's epoch (KIP-890). `is_empty`: True
+    if the transaction was handed over without records and offsets.
     """
 
     transactional_id: str
     producer_id: int
     producer_epoch: int
     raises_epoch: bool
+    is_empty: bool = False

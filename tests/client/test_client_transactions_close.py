@@ -346,6 +346,31 @@ def test_a_producer_that_took_over_loses_no_record_of_its_next_transaction(
 
 
 @pytest.mark.parametrize("is_commit", [True, False])
+def test_an_empty_transaction_that_was_handed_over_can_be_ended(
+    request: pytest.FixtureRequest, servers: str, is_commit: bool
+) -> None:
+    """R1802: the coordinator knew of no transaction, and the producer failed with INVALID_TXN_STATE."""
+    topic, owner_id = new_topic(servers), name()
+    with (
+        producer_of(servers, transactional_id=owner_id) as first,
+        producer_of(servers, transactional_id=owner_id) as second,
+        producer_of(servers, transactional_id=owner_id) as third,
+    ):
+        first.init_transactions()
+        first.begin_transaction()
+        second.take_over_transaction(first.hand_over_transaction())
+        third.take_over_transaction(second.hand_over_transaction())
+        (third.commit_transaction if is_commit else third.abort_transaction)()
+        if "classic" in request.node.name and not is_commit:
+            with pytest.raises(MisuseError, match="create a new producer"):
+                third.begin_transaction()
+            return
+        with third.transaction():
+            third.send(topic, b"next")
+    assert values(servers, topic) == [b"next"]
+
+
+@pytest.mark.parametrize("is_commit", [True, False])
 def test_a_joined_producer_loses_no_record_after_a_transaction_of_its_owner(
     request: pytest.FixtureRequest, servers: str, is_commit: bool
 ) -> None:

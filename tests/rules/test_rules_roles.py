@@ -44,7 +44,7 @@ def test_every_operation_in_every_role(role: Role, operation: Operation) -> None
         (R.OWNER, False, None, E.ASK),
         (R.OWNER, False, True, E.END),
         (R.OWNER, False, False, E.NEW_EPOCH),
-        (R.TOOK_OVER, False, None, E.END),
+        (R.TOOK_OVER, False, None, E.NEW_EPOCH),
         (R.TOOK_OVER, True, None, E.END),
     ],
 )
@@ -65,7 +65,7 @@ def test_every_commit_in_every_role(
         (R.CONTINUING, False, False, E.NOTHING),
         (R.CONTINUING, False, True, E.TRY_TO_END),
         (R.CONTINUING, True, True, E.END),
-        (R.TOOK_OVER, False, False, E.END),
+        (R.TOOK_OVER, False, True, E.TRY_TO_END),
         (R.TOOK_OVER, True, True, E.END),
     ],
 )
@@ -73,6 +73,13 @@ def test_every_abort_in_every_role(
     role: Role, has_parts: bool, may_have_parts: bool, wanted: Ending, raises_epoch: bool
 ) -> None:
     ending = abort_ending(role, has_parts=has_parts, may_have_parts=may_have_parts, raises_epoch=raises_epoch)
+    assert ending is wanted
+
+
+@pytest.mark.behaviour("T5")
+@pytest.mark.parametrize(("raises_epoch", "wanted"), [(False, E.NOTHING), (True, E.TRY_TO_END)])
+def test_an_abort_of_an_empty_transaction_that_was_taken_over(raises_epoch: bool, wanted: Ending) -> None:
+    ending = abort_ending(R.TOOK_OVER, has_parts=False, may_have_parts=False, raises_epoch=raises_epoch)
     assert ending is wanted
 
 

@@ -15,7 +15,7 @@ from oncelog.client.producer.produce_messages import MAX_PRODUCE_VERSION
 from oncelog.errors import OncelogError
 from oncelog.rules.transactions.client_session import Operation, Session, State
 from oncelog.rules.transactions.roles import Role, check_role
-from oncelog.types import TopicPartition
+from oncelog.types import TopicPartition, TransactionShare
 
 _SENDING = (State.IN_TRANSACTION, State.COMMITTING)
 LAST_CLASSIC_PRODUCE_VERSION = 11
@@ -38,6 +38,10 @@ class ProducerTransaction:
         """Partitions with records to send, to be added to the transaction first."""
         self.has_offsets = False
         """True if the transaction commits offsets of a group."""
+        self.is_taken_with_parts = False
+        """True if another producer added partitions or offsets before this producer took the transaction
+        over.
+        """
         self.role = Role.ALONE
         """This producer's part in the transactions of its epoch. Each new epoch makes it ALONE."""
         self.may_be_fenced = False
@@ -61,9 +65,10 @@ class ProducerTransaction:
         self.session.check(operation)
         check_role(self.role, operation)
 
-    def join(self, role: Role, *, raises_epoch: bool) -> None:
+    def join(self, role: Role, share: TransactionShare) -> None:
         """Enter a transaction that another producer with the same epoch has begun, as JOINED or TOOK_OVER."""
-        self.role, self.raises_epoch = role, raises_epoch
+        self.role, self.raises_epoch = role, share.raises_epoch
+        self.is_taken_with_parts = role is Role.TOOK_OVER and not share.is_empty
         self.session.enter(State.IN_TRANSACTION)
 
     @property
@@ -73,11 +78,12 @@ class ProducerTransaction:
 
     @property
     def has_parts(self) -> bool:
-        """Return True if this producer has added partitions or offsets to the transaction.
+        """Return True if this producer, or one that has handed the transaction over, has added partitions or
+        offsets.
 
         If the broker adds partitions itself, True means only that it may have added one.
         """
-        return bool(self.added or self.has_offsets)
+        return bool(self.added or self.has_offsets or self.is_taken_with_parts)
 
     @property
     def max_produce_version(self) -> int:
@@ -131,4 +137,5 @@ class ProducerTransaction:
             self.role = Role.CONTINUING
         self.added.clear()
         self.pending.clear()
-        self.has_offsets = self.may_be_fenced = self.may_have_begun = False
+        self.has_offsets = self.is_taken_with_parts = False
+        self.may_be_fenced = self.may_have_begun = False

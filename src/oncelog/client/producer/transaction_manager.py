@@ -195,12 +195,12 @@ class TransactionManager:
         """Return the TransactionShare that lets other producers join this transaction."""
         self._transaction.check(Operation.SHARE)
         self._transaction.role = Role.OWNER
-        return self._transaction_share()
+        return self._transaction_share(is_empty=False)
 
-    def _transaction_share(self) -> TransactionShare:
+    def _transaction_share(self, *, is_empty: bool) -> TransactionShare:
         identity = self._core.identity
         assert identity is not None
-        return TransactionShare(self._transactional_id, *identity, self._transaction.raises_epoch)
+        return TransactionShare(self._transactional_id, *identity, self._transaction.raises_epoch, is_empty)
 
     async def join(self, share: TransactionShare) -> None:
         """Join a transaction that another producer has begun and will end."""
@@ -215,7 +215,7 @@ class TransactionManager:
         await self._cluster.start()
         with self._driver.lock:
             self._core.set_identity(share.producer_id, share.producer_epoch)
-            self._transaction.join(role, raises_epoch=share.raises_epoch)
+            self._transaction.join(role, share)
 
     async def hand_over(self, timeout_s: float | None = None) -> TransactionShare:
         """Send the remaining records, and hand the open transaction over to another producer.
@@ -229,7 +229,7 @@ class TransactionManager:
             self._core.flush()
         await self._wait_until_idle(self._deadline_ms(timeout_s))
         self._transaction.check(Operation.HAND_OVER)
-        share = self._transaction_share()
+        share = self._transaction_share(is_empty=not self._transaction.has_parts)
         with self._driver.lock:
             self._core.on_transaction_ended(None)
             self._transaction.role = Role.HANDED_OVER

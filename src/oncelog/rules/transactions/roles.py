@@ -23,16 +23,18 @@ its first sequence in a partition may be one that the other producer has used.
 
 The request that ends a transaction depends on the role and on what the producer knows of the transaction:
 
-    commit   it has added partitions or offsets          EndTxn
-             TOOK_OVER                                   EndTxn
+    commit   it has added partitions or offsets, or      EndTxn
+               took over a transaction with some
              OWNER, and the coordinator says Ongoing,    EndTxn
                or does not say
-             OWNER else                                  InitProducerId, which fences those that joined
+             OWNER and TOOK_OVER else                    InitProducerId, which fences all others
              ALONE or CONTINUING else                    nothing
     abort    OWNER, and brokers keep the epoch           InitProducerId, which aborts and fences
-             OWNER else, and TOOK_OVER                   EndTxn
-             it may have added partitions or offsets     EndTxn
-             ALONE or CONTINUING else                    nothing
+             OWNER else                                  EndTxn
+             it has or may have added partitions or      EndTxn
+               offsets, or took over some
+             TOOK_OVER, unless brokers keep the epoch    EndTxn
+             else                                        nothing
 
 With an epoch per transaction (`transaction.version` 2, KIP-890), EndTxn also raises the epoch, which fences
 those that joined. Otherwise a commit keeps the epoch, and the producer cannot begin another transaction.
@@ -95,7 +97,7 @@ class Ending(Enum):
     ASK         DescribeTransactions first; the coordinator's answer is `is_ongoing`
     END         EndTxn; the coordinator knows of the transaction
     TRY_TO_END  EndTxn; the coordinator may know of the transaction
-    NEW_EPOCH   InitProducerId, which fences producers that joined and aborts their records
+    NEW_EPOCH   InitProducerId, which fences other producers of the epoch and aborts their records
     """
 
     NOTHING = "nothing"
@@ -108,11 +110,13 @@ class Ending(Enum):
 def commit_ending(role: Role, *, has_parts: bool, is_ongoing: bool | None) -> Ending:
     """Return the request that commits a transaction.
 
-    `has_parts` is True if this producer has added partitions or offsets. `is_ongoing` is False if the
-    coordinator says that the transaction has neither, and None if it was not asked.
+    `has_parts` is True if this producer has added or taken over partitions or offsets. `is_ongoing` is False
+    if the coordinator says that the transaction has neither, and None if it was not asked.
     """
-    if has_parts or role is Role.TOOK_OVER:
+    if has_parts:
         return Ending.END
+    if role is Role.TOOK_OVER:
+        return Ending.NEW_EPOCH
     if role is not Role.OWNER:
         return Ending.NOTHING
     if is_ongoing is None:
@@ -128,6 +132,7 @@ def abort_ending(role: Role, *, has_parts: bool, may_have_parts: bool, raises_ep
     """
     if role is Role.OWNER:
         return Ending.TRY_TO_END if raises_epoch else Ending.NEW_EPOCH
-    if has_parts or role is Role.TOOK_OVER:
+    if has_parts:
         return Ending.END
-    return Ending.TRY_TO_END if may_have_parts else Ending.NOTHING
+    is_known = may_have_parts or (role is Role.TOOK_OVER and raises_epoch)
+    return Ending.TRY_TO_END if is_known else Ending.NOTHING
