@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
 from array import array
 from random import Random
@@ -12,11 +14,11 @@ from hypothesis import strategies as st
 from support.log.partitions import NOW_MS, TP, batch, config, open_partition, put, read_all
 from support.row_loops import c_module
 
-from oncelog.errors import CorruptMessage
+from oncelog.errors import CorruptMessage, KafkaStorageError
 from oncelog.limits import Limits
 from oncelog.log import index
 from oncelog.log.partition import Partition
-from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
+from oncelog.testing.memory_disk import MemoryDisk, MemoryFile, SimulatedCrash
 from oncelog.wire.batch import iter_batches
 
 HOUR_MS = 3_600_000
@@ -290,3 +292,40 @@ def test_a_look_up_by_time_ignores_damage_below_the_log_start() -> None:
     assert partition.offset_for_timestamp(START_MS) == third
     assert partition.offset_for_timestamp(START_MS + 3 * HOUR_MS) == fourth
     assert partition.max_timestamp_offset() == fourth
+
+
+@pytest.mark.parametrize("failing", [1, 2, 4])
+def test_a_read_that_fails_while_an_index_is_rebuilt_hides_no_records(
+    failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the segment then ended at the last batch that was read. Readers passed over the others, and
+    DeleteRecords removed them. The index was damaged, and one read of the log failed.
+    """
+    disk = MemoryDisk()
+    limits = Limits(scan_chunk_bytes=500, scan_first_chunk_bytes=100)
+    small = config(segment_bytes=4000, index_interval_bytes=100, limits=limits)
+    partition = open_partition(disk, small)
+    for number in range(100):
+        put(partition, batch(timestamp_ms=NOW_MS + number))
+    before = read_all(partition)
+    partition.close(NOW_MS)
+    partition = open_partition(disk, small, clean_shutdown=True)
+    end_offset = partition.log.segments.first.end_offset
+    stem, reads, original = f"{partition.directory}/{0:020d}", 0, MemoryFile.pread
+    disk.replace(f"{stem}.index", b"damaged!")
+
+    def pread(file: MemoryFile, size: int, position: int) -> bytes:
+        nonlocal reads
+        reads += file._path == f"{stem}.log"
+        if reads > failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return original(file, size, position)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFile, "pread", pread)
+        with pytest.raises(KafkaStorageError):
+            partition.read(5, 100)
+    assert read_all(partition) == before
+    assert partition.offset_for_timestamp(NOW_MS + 5) == (NOW_MS + 5, 5)
+    partition.delete_records(end_offset - 1, NOW_MS)
+    assert partition.log.segments.first.base_offset == 0

@@ -211,20 +211,36 @@ class Segment:
         self.is_index_synced = True
 
     def _load_late(self) -> None:
-        """Load both indexes of a closed segment. Unreadable index files are rebuilt in memory."""
-        end_offset, largest = self.end_offset, (self.max_timestamp_ms, self.max_timestamp_offset)
+        """Load both indexes of a closed segment. Unreadable index files are rebuilt in memory.
+
+        After an OSError, the next use tries again.
+        """
         try:
             self._index, self._times = self._read_offset_index(), self._read_time_index()
         except StorageError:
-            self._index, self._times = self._empty_indexes()
-            self._index.holds_back = self._times.holds_back = True
+            self._rebuild_late()
+
+    def _rebuild_late(self) -> None:
+        """Index the batches of a closed segment in memory. Its end and its largest timestamp stay if the walk
+        ends early, at damage or because a read fails.
+
+        With a lower end, readers would pass over the remaining records, and DeleteRecords would delete them.
+        With a smaller timestamp, retention would delete the segment too early. See
+        test_retention_sees_the_times_behind_a_damage and
+        test_a_read_that_fails_while_an_index_is_rebuilt_hides_no_records.
+        """
+        end_offset, largest = self.end_offset, (self.max_timestamp_ms, self.max_timestamp_offset)
+        self._index, self._times = self._empty_indexes()
+        self._index.holds_back = self._times.holds_back = True
+        try:
             self._walk_from_index(self._interval_bytes, verify=False)
+        except OSError:
+            self._index = self._times = None
+            raise
+        finally:
+            self.end_offset = end_offset
             if largest[0] > self.max_timestamp_ms:
-                # The walk ends at damage, so it may miss the largest timestamp. Keep the timestamp that was
-                # known before: with a smaller one, retention would delete the segment too early. See
-                # test_retention_sees_the_times_behind_a_damage.
                 self.max_timestamp_ms, self.max_timestamp_offset = largest
-        self.end_offset = end_offset
 
     def load_indexes(self, index_interval_bytes: int, end_offset: int | None = None) -> None:
         """Load the index files, and read the batches after the last index entry.

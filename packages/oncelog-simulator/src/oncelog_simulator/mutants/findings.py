@@ -119,6 +119,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no simulated DeleteRecords meets a full disk and a swap": "R1724",
     "files of the simulated disk are never opened again by name": "R1744 R1775",
     "no check of a compacted log looks up times after a power loss": "R1776",
+    "no single read fails on a simulated disk": "R1780",
     "no simulated client looks up the largest timestamp": "R1513 R1551 R1610",
     "the internal topics of simulated brokers are compacted and not deleted": "R1550",
     "no simulated disk lacks inodes": "R1542",
