@@ -257,6 +257,7 @@ def test_time_entries_are_read_alike_in_both_languages(entries: list[tuple[int, 
         expected.append(entry)
     assert list(zip(array("q", times), array("I", offsets), strict=True)) == expected
     is_end = len(expected) == len(entries) or entries[len(expected)] == (0, 0)
+    is_end &= entries[:1] != [(0, 0)] or entries[1:2] in ([], [(0, 0)])
     assert wrong == (None if is_end else len(expected))
 
 
@@ -329,3 +330,25 @@ def test_a_read_that_fails_while_an_index_is_rebuilt_hides_no_records(
     assert partition.offset_for_timestamp(NOW_MS + 5) == (NOW_MS + 5, 5)
     partition.delete_records(end_offset - 1, NOW_MS)
     assert partition.log.segments.first.base_offset == 0
+
+
+@pytest.mark.parametrize("is_stored", [True, False], ids=["stored by an older version", "not stored"])
+@pytest.mark.parametrize("segment_bytes", [3000, 1 << 20], ids=["closed segment", "active segment"])
+def test_a_first_record_with_timestamp_0_hides_no_later_times(segment_bytes: int, is_stored: bool) -> None:
+    """Regression: its entry of zeros looked like the end of the time index, and the file was emptied. After
+    the next start, look-ups by time passed over the segment.
+    """
+    disk = MemoryDisk()
+    times_ms = [0, 0, 0, 1_000, *range(5, 300, 5)]
+    small = config(segment_bytes=segment_bytes, index_interval_bytes=100, retention_ms=-1)
+    partition = open_partition(disk, small)
+    for time_ms in times_ms:
+        put(partition, batch(timestamp_ms=time_ms))
+    for start in range(3):
+        partition.close(NOW_MS)
+        path = f"{partition.directory}/{0:020d}.timeindex"
+        if is_stored and not start:
+            disk.replace(path, bytes(12) + disk.read(path))
+        partition = open_partition(disk, small, clean_shutdown=True)
+        assert partition.offset_for_timestamp(600) == (1_000, 3)
+        assert partition.max_timestamp_offset() == (1_000, 3)

@@ -91,8 +91,13 @@ time_entries(PyObject *module, PyObject *data)
     for (; count < total; count++, entry += TIME_ENTRY_BYTES) {
         int64_t timestamp = i64_at(entry);
         uint32_t offset = u32_at(entry + 8);
-        if (timestamp == 0 && offset == 0)
+        if (timestamp == 0 && offset == 0) {
+            /* Zeros before another entry are not preallocated. */
+            const unsigned char *next = entry + TIME_ENTRY_BYTES;
+            if (count == 0 && total > 1 && (i64_at(next) != 0 || u32_at(next + 8) != 0))
+                wrong = 0;
             break;
+        }
         if (count && (timestamp <= to_timestamp[count - 1] || offset <= to_offset[count - 1])) {
             wrong = count;
             break;

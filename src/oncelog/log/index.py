@@ -262,19 +262,23 @@ class TimeIndex(_IndexFile):
         return len(self._offsets)
 
     def append(self, timestamp_ms: int, relative_offset: int) -> None:
-        """Append an entry if `timestamp_ms` is larger than that of the last entry."""
-        if not self._timestamps or timestamp_ms > self._timestamps[-1]:
+        """Append an entry if `timestamp_ms` is larger than that of the last entry.
+
+        An entry of zeros is skipped, because in the file it would look like preallocated space. See
+        test_a_first_record_with_timestamp_0_hides_no_later_times.
+        """
+        if timestamp_ms > self._timestamps[-1] if self._timestamps else timestamp_ms or relative_offset:
             self._timestamps.append(timestamp_ms)
             self._offsets.append(relative_offset)
             self.write_runs()
 
     def extend(self, timestamps_ms: list[int], relative_offsets: list[int]) -> None:
         """Append several entries. An entry whose timestamp is not above the previous one is skipped, as in
-        `append`.
+        `append`, and so is one of zeros.
         """
         last_ms = self._timestamps[-1] if self._timestamps else None
         for timestamp_ms, relative_offset in zip(timestamps_ms, relative_offsets, strict=True):
-            if last_ms is None or timestamp_ms > last_ms:
+            if timestamp_ms > last_ms if last_ms is not None else timestamp_ms or relative_offset:
                 self._timestamps.append(timestamp_ms)
                 self._offsets.append(relative_offset)
                 last_ms = timestamp_ms
@@ -509,7 +513,10 @@ def time_entries(data: bytes) -> tuple[bytes, bytes, int | None]:
         if not is_zero and offset > previous and (timestamp_ms > previous_ms or number == 0):
             previous_ms, previous = timestamp_ms, offset
             continue
-        count, wrong = number, None if is_zero else number
+        # Zeros before another entry are not preallocated. Kafka, and Oncelog up to 0.9.1, stored them for a
+        # first record with timestamp 0. The caller must make the index again.
+        is_first = not number and any(data[_TIME_ENTRY.size : len(offsets[:2]) * _TIME_ENTRY.size])
+        count, wrong = number, None if is_zero and not is_first else number
         break
     return timestamps[:count].tobytes(), offsets[:count].tobytes(), wrong
 
