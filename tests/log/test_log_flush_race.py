@@ -4,16 +4,19 @@ of a request's code.
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-from support.log.partitions import batch, config, marker, open_partition, put, put_marker
+from support.log.partitions import NOW_MS, batch, config, marker, open_partition, put, put_marker
 
+from oncelog.log.partition_disk import PartitionDisk
 from oncelog.log.segment import Segment
 from oncelog.log.segments import SegmentList
 from oncelog.rules.idempotence.append import ProducerEntry
 from oncelog.rules.idempotence.producer_state import ProducerTable
+from oncelog.server.disk import RealDisk
 from oncelog.testing.memory_disk import MemoryDisk
 
 
@@ -63,3 +66,34 @@ def test_a_flush_misses_no_segment_while_others_are_replaced() -> None:
     segments._segments, segments._bases = Watched(segments._segments), Watched(segments._bases)
     segments.replace(old[:3], old[0])
     assert len(seen) == 4 and all(set(old[5:]) <= set(each) for each in seen)
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 4])
+def test_a_flush_while_a_segment_is_dropped_does_not_fail(
+    after: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The segment ends at the recovery point, so the flush syncs it, too, and a start has left its file closed.
+    Otherwise all appends that wait for the flush would get KAFKA_STORAGE_ERROR.
+    """
+    small = config(segment_bytes=200)
+    partition = open_partition(RealDisk(tmp_path), small)
+    for _ in range(2):
+        put(partition, batch())
+    partition.flush()
+    put(partition, batch())
+    partition.abandon()
+    partition = open_partition(RealDisk(tmp_path), small, recovery_point=2)
+    put(partition, batch())
+    renames, original = 0, PartitionDisk.rename
+
+    def rename(disk: PartitionDisk, old: str, new: str) -> None:
+        nonlocal renames
+        original(disk, old, new)
+        renames += new.endswith(".deleted")
+        if renames == after:
+            partition.flush()
+
+    monkeypatch.setattr(PartitionDisk, "rename", rename)
+    partition.delete_records(2, NOW_MS)
+    assert (renames, partition.recovery_point, partition.segment_count) == (4, 4, 1)
+    partition.abandon()

@@ -117,7 +117,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no check reads the warnings of a start about snapshots": "R1512",
     "no reader of transactions follows a power loss within the deletion of a segment": "R1611",
     "no simulated DeleteRecords meets a full disk and a swap": "R1724",
-    "files of the simulated disk are never opened again by name": "R1744 R1775",
+    "files of the simulated disk are never opened again by name": "R1744 R1775 R1782",
     "no check of a compacted log looks up times after a power loss": "R1776",
     "no single read fails on a simulated disk": "R1780",
     "simulated records have no timestamp of 0": "R1781",
