@@ -10,6 +10,7 @@ import socket
 import ssl
 import struct
 import sys
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from support.wait import pass_time, wait_until
 
 from oncelog.config import BROKER
 from oncelog.errors import ConfigError
+from oncelog.log.partition import Partition
 from oncelog.server import listener, server
 from oncelog.server.embedded import Broker
 from oncelog.testing.broker_process import BrokerProcess
@@ -288,6 +290,37 @@ def test_answers_that_nobody_takes_are_bounded_together() -> None:
         wait_until(lambda: broker.metrics()["connections"] == 1)
         wait_until(lambda: broker.metrics()["response_bytes_held"] == 0)
         assert len(split_batches(quick.fetch("t", 0, partition_max_bytes=12 * MB).records)) > 3
+
+
+def test_responses_that_wait_for_the_disk_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1790: a response behind one that waits for a sync was counted only by the next check of its
+    connection. Until then, each client got as much as if it were the only one.
+    """
+    limit_bytes, flush, may_sync = 24 * MB, Partition.flush, threading.Event()
+
+    def slow_flush(partition: Partition) -> None:
+        may_sync.wait(60)
+        flush(partition)
+
+    monkeypatch.setattr(server, "SWEEP_SECONDS", 1_000.0)
+    config = {"oncelog.queued.max.response.bytes": limit_bytes}
+    with Broker(config=config) as broker, many(broker, 11) as (quick, *greedy):
+        quick.create_topic("t", max_message_bytes=2 * MB)
+        for _ in range(10):
+            assert quick.produce("t", batch(b"x" * MB)).error_code == 0
+        quick.create_topic("synced", flush_messages=1)
+        monkeypatch.setattr(Partition, "flush", slow_flush)
+        try:
+            for count, each in enumerate(greedy, 1):
+                each.send(produce_request("synced", batch(b"x")), 9)
+                each.send(fetch_request([("t", 0, 0)], partition_max_bytes=10 * MB), 12)
+                wait_until(lambda count=count: broker.metrics()["requests.Fetch"] == count)
+                assert broker._running is not None
+                waiting = [each._responses.slot_bytes for each in list(broker._running.server.connections)]
+                assert sum(waiting) <= limit_bytes
+            assert broker.metrics()["response_bytes_held"] >= sum(waiting) > limit_bytes // 2
+        finally:
+            may_sync.set()
 
 
 @pytest.mark.usefixtures("event_loop_of")

@@ -379,6 +379,11 @@ class Connection(asyncio.BufferedProtocol):
         """Write the round's responses, and record the memory of the requests that are not carried out yet."""
         reader, responses, memory = self.reader, self._responses, self.memory
         responses.flush()
+        if responses.slot_bytes:
+            # The responses wait behind one that waits for the disk. The connections of one turn of the event
+            # loop must not each fill the same free memory. See
+            # test_responses_that_wait_for_the_disk_are_bounded_together.
+            self.note_responses(now_ms)
         if self.is_gone and self._is_finished:
             self._finish()
         pending_bytes = reader.frames.pending_bytes
