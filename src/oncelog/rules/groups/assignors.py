@@ -65,16 +65,20 @@ def assign_range(members: Sequence[Subscriber], partition_counts: Mapping[str, i
 
     If a topic's partitions cannot be divided equally, the first members each get one partition more.
     """
+    ordered = sorted(members, key=lambda member: member.order)
+    readers_of = _readers(*_subscriptions(ordered), partition_counts)
     assignment: GroupAssignment = {member.member_id: [] for member in members}
     for topic, count in sorted(partition_counts.items()):
-        readers = sorted((member for member in members if topic in member.topics), key=lambda m: m.order)
+        readers = readers_of[topic]
         if not readers:
             continue
         share, extra = divmod(count, len(readers))
         start = 0
-        for index, reader in enumerate(readers):
+        # Further readers get no partition: a topic of few partitions may have thousands of readers. See
+        # test_a_range_of_topics_with_many_readers_takes_little_work.
+        for index, reader in enumerate(readers[:count]):
             end = start + share + (index < extra)
-            assignment[reader.member_id] += [
+            assignment[ordered[reader].member_id] += [
                 TopicPartition(topic, partition) for partition in range(start, end)
             ]
             start = end
@@ -139,6 +143,12 @@ def _owners(members: Iterable[Subscriber]) -> dict[TopicPartition, str]:
     return {tp: claimants[0] for tp, claimants in latest.items() if len(claimants) == 1}
 
 
+def _subscriptions(members: Iterable[Subscriber]) -> tuple[list[int], list[frozenset[str]]]:
+    """Return the index of each member's subscription in the second result, and the distinct subscriptions."""
+    kinds: dict[frozenset[str], int] = {}
+    return [kinds.setdefault(member.topics, len(kinds)) for member in members], list(kinds)
+
+
 def _readers(
     kinds: Sequence[int], subscriptions: Sequence[frozenset[str]], topics: Collection[str]
 ) -> dict[str, list[int]]:
@@ -176,9 +186,7 @@ class _Loads:
         self._counts = dict(partition_counts)
         self._held: list[dict[str, set[int]]] = [{} for _ in self._members]
         self._load = [0] * len(self._members)
-        kinds: dict[frozenset[str], int] = {}
-        self._kinds = [kinds.setdefault(member.topics, len(kinds)) for member in self._members]
-        self._subscriptions = list(kinds)
+        self._kinds, self._subscriptions = _subscriptions(self._members)
         """The distinct subscriptions. `_kinds` has the index of each member's subscription in this list."""
         self._readers = _readers(self._kinds, self._subscriptions, partition_counts)
         self._kept: dict[str, set[int]] = {topic: set() for topic in partition_counts}
