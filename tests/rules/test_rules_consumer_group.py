@@ -16,6 +16,7 @@ from oncelog.rules.groups import consumer as groups_consumer
 from oncelog.rules.groups.assignors import GroupAssignment, assign_sticky
 from oncelog.rules.groups.consumer import (
     NO_PARTITIONS,
+    RECORDS_PER_MEMBER,
     ConsumerGroup,
     ConsumerGroupState,
     ConsumerMember,
@@ -232,7 +233,7 @@ def group_of(*members: ConsumerMember) -> ConsumerGroup:
 def restarted(group: ConsumerGroup) -> ConsumerGroup:
     """Return the group that a start reads from the stored records, with the same limit."""
     limit = group._max_subscription_bytes
-    read = ConsumerGroup("g", session_timeout_ms=1000, max_subscription_bytes=limit)
+    read = ConsumerGroup(group.group_id, session_timeout_ms=1000, max_subscription_bytes=limit)
     read.epoch, read.assignment_epoch = group.epoch, group.assignment_epoch
     read.targets = dict(group.targets)
     for member in group.members.values():
@@ -465,7 +466,7 @@ def test_a_renewal_does_what_any_heartbeat_does(rng: random.Random) -> None:
 
 
 def test_subscriptions_that_take_too_much_together_are_refused() -> None:
-    ids_bytes = len("abcd")
+    ids_bytes = len("abcd") + 4 * RECORDS_PER_MEMBER * len("g")
     group = ConsumerGroup("g", session_timeout_ms=1000, max_subscription_bytes=3 * 17 + 2 * 16 + ids_bytes)
 
     def beat(name: str, topics: str, epoch: int = 0) -> str | None:
@@ -497,13 +498,30 @@ def test_long_ids_of_members_count_like_subscriptions() -> None:
     assert beat("n" * 200) == "GROUP_MAX_SIZE_REACHED"
     # A restart counts the same, and a member that leaves or is replaced frees its bytes.
     group = restarted(group)
-    assert group._id_bytes == 801
+    assert group._id_bytes == 801 + RECORDS_PER_MEMBER
     assert beat("n" * 200) == "GROUP_MAX_SIZE_REACHED"
     assert beat("m" * 400, -2, instance_id="i") is None
     assert beat("n" * 200, instance_id="i") is None
-    assert group._id_bytes == 601
+    assert group._id_bytes == 601 + RECORDS_PER_MEMBER
     assert beat("n" * 200, -1, instance_id="i") is None
     assert not group.members and not group._id_bytes
+
+
+def test_the_id_of_a_group_counts_for_each_of_its_members() -> None:
+    """R1791: the keys of a member's records have the id of the group. One LeaveGroup of 1,000 members needed
+    460 MB if the id has 32,000 bytes.
+    """
+    group = ConsumerGroup("g" * 100, session_timeout_ms=1000, max_subscription_bytes=1_000)
+
+    def beat(name: str, epoch: int = 0) -> str | None:
+        joined = Heartbeat(name, epoch, None, None, 500, frozenset("t"), owned=NO_PARTITIONS)
+        return refusal(lambda: group.heartbeat(joined, catalogue, 0))
+
+    assert [beat(name) for name in "abcd"] == [None, None, None, "GROUP_MAX_SIZE_REACHED"]
+    assert beat("a", -1) is None
+    assert beat("d") is None
+    group = restarted(group)
+    assert beat("a") == "GROUP_MAX_SIZE_REACHED"
 
 
 def test_the_longer_id_of_a_static_members_successor_counts() -> None:

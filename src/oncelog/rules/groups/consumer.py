@@ -60,6 +60,8 @@ of members plus partitions.
 At this rate, computing targets takes a fifth of the time of the broker's thread. Kafka limits the targets in
 another way: to one a second. Source: KIP-1263.
 """
+RECORDS_PER_MEMBER = 3
+"""Number of records of a member. The key of each has the id of the group, which may have 32,767 bytes."""
 
 
 class TopicInfo(NamedTuple):
@@ -414,7 +416,9 @@ class ConsumerGroup:
         the group (see `draft`) uses the same object. The object must then be copied before a change.
         """
         self._id_bytes = 0
-        """The length of all members' ids, racks and hosts, each of which may have 32,767 bytes."""
+        """The length of all members' ids, racks and hosts, and of the group's id in the keys of their
+        records. Each of these may have 32,767 bytes.
+        """
         self._session_timeout_ms, self._max_size, self._default_assignor = (
             session_timeout_ms,
             max_size,
@@ -636,7 +640,7 @@ class ConsumerGroup:
         """Raise GroupMaxSizeReached if the distinct subscriptions and the members' ids would take too much
         memory, and more than `held_bytes`, their size before the heartbeat.
         """
-        added_bytes = _id_bytes(member) - _id_bytes(self.members.get(member.member_id))
+        added_bytes = self._bytes_of(member) - self._bytes_of(self.members.get(member.member_id))
         size_bytes = self._subscriptions.size_with(_subscription(member)) + self._id_bytes + added_bytes
         if size_bytes > max(held_bytes, self._max_subscription_bytes):
             raise GroupMaxSizeReached(
@@ -649,8 +653,14 @@ class ConsumerGroup:
         self.members[member.member_id] = member
         self.unsaved[entry] = None
 
+    def _bytes_of(self, member: ConsumerMember | None) -> int:
+        """Return the bytes of a member that count in `_id_bytes`; 0 without a member. See
+        test_the_id_of_a_group_counts_for_each_of_its_members.
+        """
+        return 0 if member is None else _id_bytes(member) + RECORDS_PER_MEMBER * len(self.group_id)
+
     def _note_member(self, before: ConsumerMember | None, after: ConsumerMember | None) -> None:
-        self._id_bytes += _id_bytes(after) - _id_bytes(before)
+        self._id_bytes += self._bytes_of(after) - self._bytes_of(before)
         old = None if before is None else _subscription(before)
         new = None if after is None else _subscription(after)
         if old == new:
@@ -960,10 +970,8 @@ def _subscription(member: ConsumerMember) -> Subscription:
     return Subscription(member.topics, member.regex)
 
 
-def _id_bytes(member: ConsumerMember | None) -> int:
-    """Return the length of a member's ids, rack and host; 0 without a member."""
-    if member is None:
-        return 0
+def _id_bytes(member: ConsumerMember) -> int:
+    """Return the length of a member's ids, rack and host."""
     texts = (member.member_id, member.instance_id, member.rack_id, member.client_id, member.client_host)
     return sum(len(text) for text in texts if text)
 
