@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import closing
 
+from oncelog.broker.stepwise import name_cost
 from oncelog.log.background import BackgroundQueue, BackgroundTask
 
 
@@ -22,7 +23,8 @@ class ExpiryRounds:
         self._is_closed = False
 
     def begin(self, keys: Iterable[str], look: Callable[[str], BackgroundTask | None]) -> None:
-        """Begin a round: call `look`, which examines one key, for `step_entries` keys per step.
+        """Begin a round: call `look`, which examines one key, for `step_entries` keys per step, fewer if they
+        are long. See test_the_length_of_ids_costs_more_of_a_step.
 
         `keys` must be a copy, because it is iterated over in the steps.
         `look` handles the key if it has expired or timed out; the key may be gone already. If one key needs
@@ -39,8 +41,9 @@ class ExpiryRounds:
         self._is_closed = True
 
     def _run(self, keys: Iterable[str], look: Callable[[str], BackgroundTask | None]) -> BackgroundTask:
+        cost = 0
         try:
-            for count, key in enumerate(keys, 1):
+            for key in keys:
                 if self._is_closed:
                     return
                 task = look(key)
@@ -50,7 +53,9 @@ class ExpiryRounds:
                             yield call
                             if self._is_closed:
                                 return
-                if count % self._step_entries == 0:
+                cost += name_cost(key)
+                if cost >= self._step_entries:
+                    cost = 0
                     yield None
         finally:
             self._is_running = False

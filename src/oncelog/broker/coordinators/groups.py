@@ -27,7 +27,7 @@ from oncelog.broker.coordinators.member_responses import MemberResponses
 from oncelog.broker.coordinators.offsets import Offsets
 from oncelog.broker.group_commit import FlushQueue
 from oncelog.broker.settings.dynamic_config import DynamicConfig
-from oncelog.broker.stepwise import RoundMeter, StepBudget, Work
+from oncelog.broker.stepwise import RoundMeter, StepBudget, Work, name_cost
 from oncelog.broker.topics.topics import Topics
 from oncelog.errors import (
     BrokerError,
@@ -305,13 +305,13 @@ class GroupCoordinator:
 
     def tick(self, now_ms: int) -> None:
         """Handle the deadlines that have passed of at most MAX_GROUPS_AT_ONCE classic groups, fewer if the
-        groups forget many unused member ids.
+        groups forget many unused member ids or have long ids.
 
         The others stay due, so the server soon calls this again.
         """
         ids_left = MAX_UNUSED_IDS_AT_ONCE
         while ids_left > 0 and (due := self._deadlines.take(now_ms, 1)):
-            ids_left -= MAX_UNUSED_IDS_AT_ONCE // MAX_GROUPS_AT_ONCE
+            ids_left -= MAX_UNUSED_IDS_AT_ONCE // MAX_GROUPS_AT_ONCE * name_cost(due[0])
             group = self._groups.get(due[0])
             if group is not None:
                 ids_left -= group.tick(now_ms)
@@ -344,9 +344,11 @@ class GroupCoordinator:
                 written = self.consumers.write_tombstones(group_id, now_ms)
         return written
 
-    def _slices(self, partitions: list[TopicPartition]) -> Iterator[list[TopicPartition]]:
-        """Split the partitions into slices. One step deletes the offsets of one slice."""
-        size = self._limits.max_tombstones_per_batch
+    def _slices(self, group_id: str, partitions: list[TopicPartition]) -> Iterator[list[TopicPartition]]:
+        """Split the partitions into slices. One step deletes the offsets of one slice. Each tombstone has the
+        group id, which may have 32,767 bytes. See test_the_length_of_ids_costs_more_of_a_step.
+        """
+        size = max(self._limits.max_tombstones_per_batch // name_cost(group_id), 1)
         return (partitions[first : first + size] for first in range(0, len(partitions), size))
 
     def delete_offsets(
@@ -357,9 +359,9 @@ class GroupCoordinator:
         Return the last append; None if there were no offsets. Raises NotCoordinator.
         """
         written = None
-        for part in self._slices(list(partitions)):
+        for part in self._slices(group_id, list(partitions)):
             written = self.offsets.delete(group_id, part, now_ms) or written
-            if budget.spend(len(part)):
+            if budget.spend(len(part) * name_cost(group_id)):
                 yield None
         return written
 
@@ -540,9 +542,9 @@ class GroupCoordinator:
 
     def _expire_group(self, group_id: str, budget: StepBudget, now_ms: int) -> BackgroundTask:
         try:
-            for partitions in self._slices([*self.offsets.of(group_id)]):
+            for partitions in self._slices(group_id, [*self.offsets.of(group_id)]):
                 yield from self._expire_offsets(group_id, partitions, budget, now_ms)
-                if budget.spend(len(partitions)):
+                if budget.spend(len(partitions) * name_cost(group_id)):
                     yield None
             if not self.offsets.has(group_id):
                 self._expire_empty_group(group_id, now_ms)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 
 from oncelog.broker.coordinators.internal_topic import AppendHandle, InternalTopic, StoredBatch
-from oncelog.broker.stepwise import StepBudget, Work, run_work
+from oncelog.broker.stepwise import StepBudget, Work, name_cost, run_work
 from oncelog.errors import BrokerError, MessageTooLarge
 from oncelog.limits import Limits
 from oncelog.rules.groups.committed_offsets import CommittedOffset, is_expired, later
@@ -306,7 +306,7 @@ class Offsets:
         full, the partition is damaged, or an open transaction has a newer offset for the same key. In the
         last case a tombstone would delete the newer offset, too.
         """
-        batch_size = self._limits.max_tombstones_per_batch
+        batch_cost, cost = self._limits.max_tombstones_per_batch, 0
         doomed: list[tuple[int, bytes]] = []
         left = {topic for topic, ends in before.items() if not ends.keys().isdisjoint(self._topic.damaged)}
         with_newer: set[str] = set()
@@ -314,15 +314,17 @@ class Offsets:
             if item is not None:
                 group, tp = item
                 index = self._topic.partition_of(group)
+                # Each tombstone has the group id. See test_the_length_of_ids_costs_more_of_a_step.
+                cost += name_cost(group)
                 if self._drop(group, tp, before[tp.topic].get(index, 0)):
                     doomed.append((index, _key(group, tp)))
                 else:
                     with_newer.add(tp.topic)
                     if tp not in self.of(group):
                         left.add(tp.topic)
-            if item is None or len(doomed) >= batch_size:
+            if item is None or cost >= batch_cost:
                 left |= set() if self._append_tombstones(doomed, now_ms) else before.keys()
-                doomed = []
+                doomed, cost = [], 0
                 yield None
         left |= set() if self._append_tombstones(doomed, now_ms) else before.keys()
         # If a new topic with the same name has offsets, keep the entry of the name in `_indexes`: a deletion
