@@ -7,10 +7,13 @@ than one step is then also encoded in steps. See test_every_large_response_is_en
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from oncelog.broker.purgatory import Disconnect
 from oncelog.broker.stepwise import StepBudget, Work
+from oncelog.errors import OncelogError
 from oncelog.wire.message import Api, EncodedResponse, Message
 from oncelog.wire.messages import FetchResponse
 from oncelog.wire.primitives import Buffer
@@ -18,6 +21,14 @@ from oncelog.wire.schema import FIXED, Field
 
 ENCODED_PER_STEP = 1_000
 """Elements of a response that one step encodes."""
+MAX_RESPONSE_BYTES = 64 << 20
+"""Largest response that is encoded in steps, except for Metadata and DescribeConfigs. Above it, the
+connection is closed.
+
+A response may be far larger than what the broker keeps: hundreds of members of a consumer group share the
+same thousands of names, and ConsumerGroupDescribe repeats them. See
+test_a_response_that_repeats_many_names_is_bounded.
+"""
 _FIELD = "throttle_time_ms"
 _THROTTLE_TIME = struct.Struct(">i")
 
@@ -50,8 +61,9 @@ class EncodedInSteps(EncodedResponse):
             append(part)
 
 
-def encoding_of(response: Any, version: int) -> Work[EncodedInSteps] | None:
-    """Return the work that encodes a response in steps; None if the response must be encoded at once.
+def encoding_of(response: Any, version: int) -> Work[EncodedInSteps | Disconnect] | None:
+    """Return the work that encodes a response in steps; None if the response must be encoded at once. The
+    work returns Disconnect for a response above MAX_RESPONSE_BYTES.
 
     A Fetch response contains records that must not be copied.
     """
@@ -60,7 +72,18 @@ def encoding_of(response: Any, version: int) -> Work[EncodedInSteps] | None:
     fields = [field for field in response._struct.fields if field.is_in(version)]
     if any(field.name == _FIELD for field in fields) and _throttle_position(response, version) is None:
         return None
-    return encode_in_steps(response, version)
+    return _encode_bounded(response, version)
+
+
+def _encode_bounded(response: Message, version: int) -> Work[EncodedInSteps | Disconnect]:
+    try:
+        return (yield from encode_in_steps(response, version, max_bytes=MAX_RESPONSE_BYTES))
+    except ResponseTooLarge as error:
+        return Disconnect(str(error))
+
+
+class ResponseTooLarge(OncelogError):
+    """A response exceeds the limit that the caller of `encode_in_steps` has set."""
 
 
 def encode_in_steps(
@@ -68,15 +91,25 @@ def encode_in_steps(
     version: int,
     budget: StepBudget | None = None,
     cost: Callable[[], int] = lambda: 1,
+    max_bytes: int = sys.maxsize,
 ) -> Work[EncodedInSteps]:
-    """Encode a response, a few elements at once. `cost()` is the cost of the last encoded element."""
+    """Encode a response, a few elements at once. `cost()` is the cost of the last encoded element.
+
+    Raises ResponseTooLarge as soon as more than `max_bytes` are encoded.
+    """
     budget = budget or StepBudget(ENCODED_PER_STEP)
+    encoded_bytes = 0
     parts: list[Buffer] = []
     encoded: list[Buffer] = []
     for _ in response.encode_in_steps(version, parts.append):
         if budget.spend(cost()):
             encoded.append(b"".join(parts))
             parts.clear()
+            encoded_bytes += len(encoded[-1])
+            if encoded_bytes > max_bytes:
+                raise ResponseTooLarge(
+                    f"a {response.api.name} response of more than {max_bytes} bytes; use smaller requests"
+                )
             yield None
     if parts or not encoded:
         encoded.append(b"".join(parts))
