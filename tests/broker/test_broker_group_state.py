@@ -784,3 +784,24 @@ def test_heartbeats_that_compute_targets_cost_more_of_the_round() -> None:
     before = node.node.round_meter.records
     assert node.ask(heartbeat("b", "m", answer.member_epoch), 1)[0].error_code == 0
     assert node.node.round_meter.records == before
+
+
+@pytest.mark.parametrize("producer", [(-1, -1), (-1, 0), (5, -1)])
+@pytest.mark.parametrize("is_verified", [True, False])
+def test_offsets_in_a_transaction_need_a_producer_id(producer: tuple[int, int], is_verified: bool) -> None:
+    """R1795: an offset without a producer id was pending until a restart, which made it a committed one."""
+    node = GroupNode(transaction_partition_verification_enable=is_verified)
+    node.ask(create("t"), 5)
+    row = TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(
+        partition_index=0, committed_offset=7, committed_metadata=""
+    )
+    topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(name="t", partitions=[row])
+    producer_id, epoch = producer
+    request = TxnOffsetCommitRequest(
+        transactional_id="x", group_id="g", producer_id=producer_id, producer_epoch=epoch, topics=[topic]
+    )
+    (answer,) = node.ask(request, 3)
+    assert answer.topics[0].partitions[0].error_code == errors.InvalidProducerIdMapping.code
+    assert not node.node.groups.offsets.has("g")
+    node.restart()
+    assert not node.node.groups.offsets.has("g")
