@@ -117,6 +117,10 @@ def test_truncated_and_unproven_results_are_marked(audited: dict[str, Any]) -> N
     audited["result"] = AuditResult((), {TopicPartition("payments", 2): unproven}, KeyTotals(90, 90, 0))
     checked = run("payments", "--keys")
     assert checked.exit_code == 0 and "90 different keys, 0 of them more than once" in checked.stderr
+    audited["result"] = AuditResult((), {TopicPartition("payments", 2): unproven}, KeyTotals(50, 50, 0, 40))
+    checked = run("payments", "--keys")
+    assert checked.exit_code == 1 and "40 records without a key were not checked by key" in checked.stderr
+    assert "verdict: unproven" in checked.stderr
 
 
 def test_directories_can_be_audited_instead_of_topics(audited: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from support.spark.topics import create_topic, fill
 
 import oncelog
+from oncelog.local_audit import audit_topic
 from oncelog.testing import assert_exactly_once
 
 pytestmark = pytest.mark.behaviour("P5")
@@ -60,6 +61,41 @@ def test_unproven_records_do_not_pass(oncelog_broker: oncelog.Broker) -> None:
     with pytest.raises(AssertionError, match="unproven: 3 records were written without idempotence"):
         assert_exactly_once("plain", oncelog_broker)
     assert_exactly_once("plain", oncelog_broker, keys=True)
+
+
+def test_keys_prove_nothing_about_records_without_a_key(oncelog_broker: oncelog.Broker) -> None:
+    """R1810: each record was stored twice without a key, and the verdict was `clean`."""
+    servers = oncelog_broker.bootstrap_servers
+    with oncelog.Producer({"bootstrap.servers": servers, "enable.idempotence": False, "acks": 1}) as producer:
+        for topic in ("plain", "plain", "copies"):
+            producer.send(topic, b"42.00")
+    for check in ({"keys": True}, {"against": "copies"}):
+        with pytest.raises(
+            AssertionError, match=r"unproven: 2 records .* does not cover records without a key"
+        ):
+            assert_exactly_once("plain", oncelog_broker, **check)  # type: ignore[arg-type]
+    result = audit_topic(servers, "plain", key_check=True)
+    assert (result.verdict, result.keys) == ("unproven", (0, 0, 0, 2))
+
+
+def test_keys_prove_nothing_about_records_behind_an_open_transaction(oncelog_broker: oncelog.Broker) -> None:
+    """R1810: a check of keys reads up to the last stable offset, and a repeated key above it was `clean`."""
+    servers = oncelog_broker.bootstrap_servers
+    options = {"bootstrap.servers": servers, "enable.idempotence": False, "acks": 1}
+    with (
+        oncelog.Producer({"bootstrap.servers": servers, "transactional.id": "open"}) as transactional,
+        oncelog.Producer(options) as producer,
+    ):
+        transactional.init_transactions()
+        transactional.begin_transaction()
+        transactional.send("orders", b"", key=b"open").result(timeout=60)
+        for _ in range(2):
+            producer.send("orders", b"", key=b"k").result(timeout=60)
+        with pytest.raises(AssertionError, match="or behind an open transaction"):
+            assert_exactly_once("orders", oncelog_broker, keys=True)
+        transactional.abort_transaction()
+        with pytest.raises(AssertionError, match="the key occurs 2 times"):
+            assert_exactly_once("orders", oncelog_broker, keys=True)
 
 
 @pytest.mark.behaviour("P8")

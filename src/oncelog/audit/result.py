@@ -55,11 +55,15 @@ class AuditFinding:
 
 
 class KeyTotals(NamedTuple):
-    """Totals of a key check: records with a key, distinct keys, and keys that occur more than once."""
+    """Totals of a key check: records with a key, distinct keys, and keys that occur more than once.
+
+    `without_key` counts records that have no key, so they could not be checked.
+    """
 
     records: int
     keys: int
     repeated: int
+    without_key: int = 0
 
 
 class Difference(NamedTuple):
@@ -151,15 +155,20 @@ class AuditResult:
         """Return `violated` after any violation, `unproven` if the proof is incomplete, otherwise `clean`.
 
         The proof is incomplete if records without a producer id exist and no check or comparison of keys
-        covers them, or if a requested check or comparison of keys was not possible. A check of provenance
-        covers them too, but the proof is incomplete if a record has no valid provenance headers.
+        covers them, or if a requested check or comparison of keys was not possible. Keys cover them only if
+        every record has a key, and no open transaction hides records. A check of provenance covers them too,
+        but the proof is incomplete if a record has no valid provenance headers.
         """
         if self.finding_count:
             return "violated"
         if self.provenance is not None and (self.provenance.unmarked or self.provenance.malformed):
             return "unproven"
-        is_covered = any(done is not None for done in (self.keys, self.difference, self.provenance))
-        is_unproven = bool(self.totals.unnumbered_records) and not is_covered
+        by_key = [check for check in (self.keys, self.difference) if check is not None]
+        is_covered = self.provenance is not None or any(not check.without_key for check in by_key)
+        # Checks of records read only what read_committed readers get.
+        open_at = {note.tp for note in self.notes if note.kind == FindingKind.OPEN_TRANSACTION.value}
+        is_hidden = any(totals.unnumbered_records for tp, totals in self.partitions.items() if tp in open_at)
+        is_unproven = bool(self.totals.unnumbered_records) and (is_hidden or not is_covered)
         return "unproven" if is_unproven or self.keys_problem is not None else "clean"
 
     def to_rows(self) -> list[dict[str, Any]]:

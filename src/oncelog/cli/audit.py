@@ -150,7 +150,8 @@ def command(
     _show(result, what, output, html)
     if result.finding_count:
         raise SystemExit(EXIT_VIOLATIONS)
-    if result.keys_problem is not None:
+    is_by_key = result.keys is not None or result.difference is not None
+    if result.keys_problem is not None or (is_by_key and result.verdict == "unproven"):
         raise SystemExit(EXIT_ERROR)
 
 
@@ -310,6 +311,8 @@ def _summary(result: AuditResult) -> list[str]:
         )
     if result.keys:
         lines.append(f"{result.keys.keys} different keys, {result.keys.repeated} of them more than once")
+        if result.keys.without_key:
+            lines.append(f"{result.keys.without_key} records without a key were not checked by key")
     if result.keys_problem:
         lines.append(result.keys_problem)
     if result.provenance:

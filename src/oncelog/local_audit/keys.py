@@ -62,7 +62,7 @@ def check_keys(client: Mapping[str, object], now: Available, max_findings: int) 
         repeated_key(row["key"], row["count"], named if len(named) > 1 else _ends(row, tps))
         for row, named in zip(rows, places, strict=True)
     ]
-    return KeyCheck(tuple(findings), KeyTotals(records, keys, repeated))
+    return KeyCheck(tuple(findings), KeyTotals(records, keys, repeated, counts.without_key))
 
 
 def _first_rows(kept: Any, more: Any, order: list[tuple[str, str]], count: int) -> Any:

@@ -58,10 +58,12 @@ def assert_exactly_once(
 def _why(result: AuditResult) -> str:
     if result.verdict == "violated":
         return f"verdict: violated ({result.finding_count} findings)"
-    return result.keys_problem or (
-        f"verdict: unproven: {result.totals.unnumbered_records} records were written without idempotence; "
-        "check them with keys=True or against=TOPIC"
-    )
+    if result.keys_problem is not None:
+        return result.keys_problem
+    text = f"verdict: unproven: {result.totals.unnumbered_records} records were written without idempotence; "
+    if result.keys is None and result.difference is None:
+        return text + "check them with keys=True or against=TOPIC"
+    return text + "a check of keys does not cover records without a key, or behind an open transaction"
 
 
 def _text(rows: Sequence[Mapping[str, Any]], verdict: str) -> str:

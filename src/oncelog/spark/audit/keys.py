@@ -42,18 +42,25 @@ def check_keys(
     """
     from pyspark.sql import functions as f
 
-    keyed = _keyed(records, key).where(f.col("key").isNotNull())
+    keyed = _keyed(records, key)
     ends = f.min("at").alias("first"), f.max("at").alias("last")
     counted = keyed.groupBy("topic", "key").agg(f.count(f.lit(1)).alias("times"), *ends).persist()
+    has_key, times = f.col("key").isNotNull(), f.col("times")
     try:
-        sums = counted.agg(f.sum("times"), f.count("times"), f.count_if(f.col("times") > 1)).first()
-        rows = counted.where("times > 1").orderBy("topic", "first").limit(max_findings).collect()
+        sums = counted.agg(
+            f.sum(f.when(has_key, times)),
+            f.count_if(has_key),
+            f.count_if(has_key & (times > 1)),
+            f.sum(f.when(~has_key, times)),
+        ).first()
+        repeated = counted.where(has_key & (times > 1))
+        rows = repeated.orderBy("topic", "first").limit(max_findings).collect()
     finally:
         counted.unpersist()
     assert sums is not None
     places = _places(keyed, rows)
     findings = [_repeated(row, places[number]) for number, row in enumerate(rows)]
-    return findings, KeyTotals(sums[0] or 0, sums[1], sums[2])
+    return findings, KeyTotals(sums[0] or 0, sums[1], sums[2], sums[3] or 0)
 
 
 def _places(keyed: DataFrame, repeated: Sequence[Row]) -> Mapping[int, Sequence[Row]]:
