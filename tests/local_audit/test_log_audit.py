@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
@@ -9,10 +12,12 @@ from click.testing import CliRunner
 import oncelog
 from oncelog.cli import audit as audit_command
 from oncelog.cli.main import cli
-from oncelog.errors import MisuseError
+from oncelog.client.consumer.blocking import Consumer
+from oncelog.errors import MisuseError, TimedOut
 from oncelog.local_audit import audit_files, audit_topic, key_counts
 from oncelog.local_audit.key_counts import KeyCounts
 from oncelog.local_audit.spill_directory import SpillDirectory
+from oncelog.types import Isolation
 
 pytestmark = pytest.mark.behaviour("P5")
 
@@ -84,3 +89,28 @@ def test_an_audit_of_nothing_is_a_misuse() -> None:
         audit_topic("127.0.0.1:1", ["a"], against="a")
     with pytest.raises(MisuseError, match="no directory to audit"):
         audit_files([])
+
+
+def test_a_broker_that_stalls_ends_the_audit_of_its_topic_with_an_error(
+    oncelog_broker: oncelog.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1811: after a time-out, the audit read the rest of the range with read_uncommitted. It did not learn
+    what readers get, and its verdict was `clean`.
+    """
+    servers = oncelog_broker.bootstrap_servers
+    with oncelog.Producer({"bootstrap.servers": servers, "transactional.id": "writer"}) as producer:
+        producer.init_transactions()
+        for _ in range(2):
+            with producer.transaction():
+                producer.send("orders", b"v", key=b"k")
+    assert audit_topic(servers, "orders").verdict == "clean"
+    fetch = Consumer.fetch_chunks
+
+    def withhold(*args: Any) -> Iterator[Any]:
+        if args[-1] is Isolation.READ_COMMITTED:
+            raise TimedOut("no response within request.timeout.ms")
+        return fetch(*args)
+
+    monkeypatch.setattr(Consumer, "fetch_chunks", withhold)
+    with pytest.raises(TimedOut):
+        audit_topic(servers, "orders")
