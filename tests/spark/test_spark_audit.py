@@ -422,6 +422,24 @@ def test_a_comparison_names_lost_and_doubled_records(
     assert same.verdict == "unproven" and same.difference == (10, 10, 0, 0, 0, 1)
 
 
+def test_keys_are_those_of_committed_records_whatever_the_settings_say(
+    spark: Any, shared_broker: oncelog.Broker, topic: str
+) -> None:
+    """R1812: with isolation.level=read_uncommitted, an aborted record stood for the record that was lost."""
+    bootstrap, source = shared_broker.bootstrap_servers, f"{topic}-source"
+    for name in (topic, source):
+        create_topic(bootstrap, name)
+    fill(bootstrap, source, 0, 1)  # k0
+    with oncelog.Producer({"bootstrap.servers": bootstrap, "transactional.id": topic}) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"", key=b"k0").result(timeout=60)
+        producer.abort_transaction()
+    settings = {"isolation.level": "read_uncommitted"}
+    result = audit_both(spark, bootstrap, topic, against=source, client_config=settings)
+    assert (result.verdict, result.difference) == ("violated", (1, 0, 1, 0, 0, 0))
+
+
 def test_a_topic_is_not_compared_with_itself(spark: Any) -> None:
     with pytest.raises(MisuseError, match="'a' would be compared with itself"):
         audit_topic(spark, "127.0.0.1:1", ["a", "b"], against="a")

@@ -13,7 +13,7 @@ from oncelog.cli.interrupt import clean_up_on_termination
 from oncelog.runtime.optional import check_pyarrow
 
 if TYPE_CHECKING:
-    from oncelog.audit.result import AuditResult, ProvenanceTotals
+    from oncelog.audit.result import AuditResult, KeyTotals, ProvenanceTotals
     from oncelog.local_audit.table_result import TableAuditResult
 
 EXIT_ERROR, EXIT_VIOLATIONS = 1, 3
@@ -148,11 +148,14 @@ def command(
         raise click.UsageError("--columns and --by need --table")
     result = _audit_locally(requested) if _is_local(local, requested) else _audit_on_spark(requested, master)
     _show(result, what, output, html)
+    raise SystemExit(_exit_code(result))
+
+
+def _exit_code(result: AuditResult) -> int:
     if result.finding_count:
-        raise SystemExit(EXIT_VIOLATIONS)
+        return EXIT_VIOLATIONS
     is_by_key = result.keys is not None or result.difference is not None
-    if result.keys_problem is not None or (is_by_key and result.verdict == "unproven"):
-        raise SystemExit(EXIT_ERROR)
+    return EXIT_ERROR if result.keys_problem or (is_by_key and result.verdict == "unproven") else 0
 
 
 def _check_combination(requested: _Requested, *, has_table: bool, is_on_spark: bool) -> None:
@@ -310,9 +313,7 @@ def _summary(result: AuditResult) -> list[str]:
             "partition"
         )
     if result.keys:
-        lines.append(f"{result.keys.keys} different keys, {result.keys.repeated} of them more than once")
-        if result.keys.without_key:
-            lines.append(f"{result.keys.without_key} records without a key were not checked by key")
+        lines += _key_lines(result.keys)
     if result.keys_problem:
         lines.append(result.keys_problem)
     if result.provenance:
@@ -327,6 +328,13 @@ def _summary(result: AuditResult) -> list[str]:
     if result.notes:
         lines.append(f"{len(result.notes)} notes (not violations)")
     lines.append(f"verdict: {result.verdict}" + _more(result))
+    return lines
+
+
+def _key_lines(totals: KeyTotals) -> list[str]:
+    lines = [f"{totals.keys} different keys, {totals.repeated} of them more than once"]
+    if totals.without_key:
+        lines.append(f"{totals.without_key} records without a key were not checked by key")
     return lines
 
 

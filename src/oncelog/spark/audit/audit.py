@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from oncelog.audit.result import (
@@ -87,11 +88,7 @@ def audit_topic(
         raise MisuseError("no topic to audit: give at least one")
     if both := set(names) & set(others):
         raise MisuseError(f"{min(both)!r} would be compared with itself; use another topic in `against`")
-
-    def options(topics: Sequence[str]) -> dict[str, str]:
-        selected = source_options(bootstrap_servers, topics, client_config or {})
-        return {**selected, "maxRecordsPerPartition": str(offsets_per_task)}
-
+    options = partial(_options_of, bootstrap_servers, client_config or {}, offsets_per_task)
     seen, bounds = look_up(options([*names, *others]), compacted_topics)
     now, bounds = of_topics(seen, names), {tp: bounds[tp] for tp in bounds if tp.topic in names}
     spark.dataSource.register(BatchHeadersSource)
@@ -111,6 +108,15 @@ def audit_topic(
         other = records(others) if others else None
         result = _with_keys(judged, lambda: records(names), other, key_check, max_findings, moved, distinct)
     return with_moved_log_starts(result, moved(), bounds)
+
+
+def _options_of(
+    bootstrap_servers: str, client_config: Mapping[str, object], offsets_per_task: int, topics: Sequence[str]
+) -> dict[str, str]:
+    options = source_options(bootstrap_servers, topics, client_config)
+    # `client_config` does not decide which records count: keys are those of committed records.
+    options["kafka.isolation.level"] = "read_committed"
+    return {**options, "maxRecordsPerPartition": str(offsets_per_task)}
 
 
 def audit_files(

@@ -183,7 +183,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no simulated driver finishes a batch twice with the same reports": "R1343",
     "no job with provenance is simulated": "R1285 R1286 R1287 R1288 R1289",
     "no audit of tables or keys is simulated": "R1190 R1191 R1192 R1193 R1194 R1195 R1197 R1196 R1198 R1293"
-    " R1390 R1391 R1392 R1393 R1396 R1398 R1523 R1585 R1810 R1811",
+    " R1390 R1391 R1392 R1393 R1396 R1398 R1523 R1585 R1810 R1811 R1812",
     "no simulated group gets its first offsets from two transactions while it fetches them": "R1710",
     "no client forks, and no signal comes between two bytecodes": (
         "L25b R47 R48 R273 R274 R650 R651 R685 R782 R1033 R1121"
