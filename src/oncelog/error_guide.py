@@ -725,12 +725,6 @@ EXCEPTIONS: dict[str, ErrorGuide] = {
     "SinkError": ErrorGuide(
         "Spark's sink could not write.", "Spark's sink", "The text names the cause and the remedy.", "Follow the text, then restart the query from its checkpoint."
     ),
-    "AttemptLost": ErrorGuide(
-        "In each of three attempts of `write_atomic`, an executor was lost and its rows moved to other tasks. Nothing was committed.",
-        "`write_atomic`",
-        "The text names a partition to which the lost attempt wrote.",
-        "Find out why executors are lost, then restart the query.",
-    ),
     "SinkRefused": ErrorGuide(
         "Spark's sink refuses the batch. After a restart, the sink refuses the batch again.",
         "Spark's sink",

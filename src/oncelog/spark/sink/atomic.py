@@ -3,7 +3,8 @@
 The driver begins and ends the transaction. Tasks write into it under its producer id and epoch. Each Kafka
 partition is written by one task, and only the first attempt of a task may write: a second attempt would start
 its sequence numbers at 0 again. A lease (`TaskLease`) is the right to write, and only the first attempt that
-asks for it gets it. After any failure the whole batch is written again under a new epoch.
+asks for it gets it. Tasks without rows need it, too. After any failure the whole batch is written again under
+a new epoch.
 """
 
 from __future__ import annotations
@@ -21,13 +22,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncelog.client.admin.blocking import Admin
 from oncelog.client.producer.blocking import Producer
-from oncelog.errors import ConfigError, OncelogError, UnsupportedVersion
+from oncelog.errors import ConfigError, OncelogError
 from oncelog.spark.connect import check_classic
 from oncelog.spark.sink.atomic_task import (
     REPORT_SCHEMA,
     SUM_SCHEMA,
     ShareReport,
-    TaskLease,
     place_rows,
     sum_rows,
     write_share,
@@ -53,7 +53,7 @@ from oncelog.spark.sink.sink_options import FULL_RETRY, parse_sink_options, repe
 from oncelog.spark.sink.sink_rows import KINDS, check_columns
 from oncelog.spark.sink.task import Sink, TaskReport
 from oncelog.spark.sink.topic_ids import check_topics, topic_ids
-from oncelog.types import TopicPartition, TransactionShare
+from oncelog.types import TransactionShare
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -65,10 +65,6 @@ the user's function may set it to another name.
 """
 _ATTEMPTS = 3
 _log = logging.getLogger("oncelog.spark")
-
-
-class AttemptLost(SinkError):
-    """An attempt of a task wrote rows that no report counts, so the batch is written again."""
 
 
 class AtomicWrite(NamedTuple):
@@ -154,7 +150,7 @@ def _write(
             publish(_metrics(sink.name, written))
             return written
         except Exception as error:
-            if isinstance(error, OncelogError) and not isinstance(error, AttemptLost):
+            if isinstance(error, OncelogError):
                 text = explain_error(error, f"batch {batch_id}", settings, None)
                 raise type(error)(text) if isinstance(error, SinkError) else SinkError(text) from error
             # Retry after an exception of Spark, which means that a task has failed.
@@ -261,8 +257,6 @@ def _write_once(
                     # test_a_topic_created_again_while_its_tasks_write_gets_no_rows.
                     before = {(report.topic, report.topic_id) for report in reports}
                     check_topics(admin, before | set(leases_at.items()), batch_id)
-                    # This comes last, so that a task that is still running has little time left to write.
-                    check_lost_attempts(admin, sink, batch_id, share, reports)
                     written_at = time.monotonic()
                     kept = {sink.marker_at: TaskMarker(batch_id, total, planned).encode()}
                     producer.send_offsets_to_transaction(kept, sink.group)
@@ -388,29 +382,6 @@ def _run(
 def _ddl(df: DataFrame, name: str) -> str:
     kind: str = df.schema[name].dataType.simpleString()
     return kind
-
-
-def check_lost_attempts(
-    admin: Admin, sink: Sink, batch_id: int, share: TransactionShare, reports: Sequence[ShareReport]
-) -> None:
-    """Raise AttemptLost if an attempt of a task wrote to the transaction, and no report counts its rows.
-
-    If an executor is lost with its shuffle files, Spark computes rows again, and may give them to other
-    tasks. The next attempt of a task that had begun to write may then have no rows, so it needs no lease.
-    Guard: test_a_row_that_moves_to_another_task_after_an_executor_is_lost_is_stored_once.
-    """
-    try:
-        written = admin.describe_transactions(sink.group)[sink.group].partitions
-        has_lost = not set(written) <= {TopicPartition(report.topic, report.partition) for report in reports}
-    except UnsupportedVersion:
-        # Brokers before Kafka 3.0 do not describe transactions. A task that has written has a lease.
-        others = set(sink.tasks(admin, None)) - {report.task for report in reports}
-        has_lost = any(TaskLease(sink, task, batch_id, share).is_acquired(admin) for task in others)
-    if has_lost:
-        raise AttemptLost(
-            f"batch {batch_id}: a lost attempt of a task wrote rows that moved to another task; nothing of "
-            "it was committed"
-        )
 
 
 def check_reports(reports: Sequence[ShareReport]) -> tuple[RowSum, int]:

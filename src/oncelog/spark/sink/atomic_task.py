@@ -32,9 +32,7 @@ from oncelog.spark.sink.topic_ids import topic_ids
 from oncelog.types import TransactionShare
 from oncelog.wire.row_hash import hash_rows
 
-REPORT_SCHEMA = (
-    "topic string, partition int, rows bigint, size_bytes bigint, hash string, topic_id string, task int"
-)
+REPORT_SCHEMA = "topic string, partition int, rows bigint, size_bytes bigint, hash string, topic_id string"
 _REPORT = pa.schema(
     [
         ("topic", pa.string()),
@@ -43,7 +41,6 @@ _REPORT = pa.schema(
         ("size_bytes", pa.int64()),
         ("hash", pa.string()),
         ("topic_id", pa.string()),
-        ("task", pa.int32()),
     ]
 )
 SUM_SCHEMA = "rows bigint, hash string"
@@ -65,7 +62,6 @@ class ShareReport(NamedTuple):
     size_bytes: int
     hash: str
     topic_id: str | None
-    task: int = 0
 
 
 def place_rows(
@@ -127,19 +123,21 @@ def write_share(
     """Write rows into the driver's transaction, and yield one batch of REPORT_SCHEMA: a row per partition.
 
     `task` is the number of the task, by default the number of its Spark partition. A task without rows yields
-    nothing. Raises SinkError.
+    nothing, but needs the lease as well: an earlier attempt may have rows, which Spark has moved to another
+    task since. Guard: test_an_attempt_that_lives_on_writes_nothing_after_a_later_one_without_rows. Raises
+    SinkError.
     """
     freeze_modules()
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
-    if first is None:
-        return
     lease = TaskLease(sink, _task_number() if task is None else task, batch_id, share)
     rows = SinkRows(None, sink.settings.max_row_bytes)
     try:
         with Admin(sink.settings.admin) as admin:
             lease.acquire(admin)
-            reports = _write(sink, admin, share, rows, chain((first,), filled), lease.task)
+            if first is None:
+                return
+            reports = _write(sink, admin, share, rows, chain((first,), filled))
     except Exception as error:
         text = str(error)
         if isinstance(error, OncelogError):
@@ -187,7 +185,6 @@ def _write(
     share: TransactionShare,
     rows: SinkRows,
     batches: Iterable[pa.RecordBatch],
-    task: int,
 ) -> list[ShareReport]:
     """Send the rows, and return a report for each partition once all of them are stored."""
     before: dict[str, str | None] = {}
@@ -215,7 +212,7 @@ def _write(
         raise
     producer.close()
     return [
-        ShareReport(topic, partition, sums.rows, size, str(sums.hash), before[topic], task)
+        ShareReport(topic, partition, sums.rows, size, str(sums.hash), before[topic])
         for (topic, partition), (sums, size) in written.items()
     ]
 
@@ -225,7 +222,8 @@ class TaskLease:
 
     All attempts of a task store the lease under one transactional id. InitProducerId for that id fences an
     attempt that is still acquiring the lease. The stored lease shows that an earlier attempt has acquired it.
-    So at most one attempt of a task writes, and Kafka alone decides which.
+    So at most one attempt of a task writes, and Kafka alone decides which. An attempt succeeds only with the
+    lease. So if all tasks succeed, no other attempt has written or will write to the transaction.
     """
 
     def __init__(self, sink: Sink, task: int, batch_id: int, share: TransactionShare) -> None:
@@ -262,11 +260,6 @@ class TaskLease:
                 raise SinkError(
                     f"a newer attempt writes batch {self._mine.batch_id}, so task {self.task} writes nothing"
                 )
-
-    def is_acquired(self, admin: Admin) -> bool:
-        """Return True if an attempt of the task has acquired the lease for this transaction."""
-        kept = admin.group_offsets(self._name).get(self._sink.marker_at)
-        return self._mine.is_same_attempt(WriteLease.decode(self._name, kept))
 
     def record_failure(self, text: str) -> None:
         """Store the reason why this attempt failed, so that the next attempt's error can quote it."""
