@@ -126,7 +126,8 @@ def write_atomic(
         )
     sink = Sink(name, settings, part="atomic")
     run_id = _run_id_of(df, query_id) if query_id is not None else None
-    with _claimed(_Call(run_id, sink.group, sink.marker_at.topic, batch_id), name, df) as is_same_call:
+    call = _Call(run_id, sink.group, sink.marker_at.topic, batch_id)
+    with _claimed(call, name, _plan_of(df, settings.topic) if run_id is not None else None) as is_same_call:
         is_in_stream = query_id is not None
         return _write(df, batch_id, sink, user_name, is_in_stream=is_in_stream, is_same_call=is_same_call)
 
@@ -178,24 +179,33 @@ _calls: set[_Call] = set()
 """The calls of this process that run or have succeeded, for the newest batch of each run, group and marker
 topic.
 """
-_failed: dict[_Call, set[int]] = {}
-"""The calls that failed, for the same batches, with the hashes of the plans of their DataFrames."""
+_Plan = tuple[int, tuple[str, ...], str | None]
+_failed: dict[_Call, set[_Plan | None]] = {}
+"""The calls that failed, for the same batches, with what they wrote (`_plan_of`)."""
 _calls_lock = threading.Lock()
 
 
+def _plan_of(df: DataFrame, topic: str | None) -> _Plan:
+    """Return a value that differs for other rows: the hash of the plan, the columns, and the option topic.
+
+    Spark's hash does not cover the names of columns. Guard:
+    test_a_write_of_other_columns_is_not_taken_for_one_that_failed_after_its_commit.
+    """
+    return df.semanticHash(), tuple(df.columns), topic
+
+
 @contextmanager
-def _claimed(call: _Call, name: str, df: DataFrame) -> Iterator[bool]:
+def _claimed(call: _Call, name: str, plan: _Plan | None) -> Iterator[bool]:
     """Allow only one call with these values to run or succeed. Raises SinkError for another one.
 
     If two threads made such calls at once, the second one would take the commit of the first one for its own.
     Guard: test_two_calls_of_write_atomic_do_not_run_at_once. A call that failed may have committed its rows.
-    So yield False if such a call had a DataFrame with another plan. Guard:
+    So yield False if such a call had another `plan`. Guard:
     test_another_write_is_not_taken_for_one_that_failed_after_its_commit.
     """
     if call.run_id is None:
         yield True
         return
-    plan = df.semanticHash()
     with _calls_lock:
         if call in _calls:
             raise Refuse(Reason.WRITTEN_TWICE, repr(name)).error(call.batch_id)

@@ -98,7 +98,7 @@ def _keep_empty_epoch(role: Role, *, has_parts: bool, is_ongoing: bool | None) -
     return Ending.NOTHING if ending is Ending.NEW_EPOCH else ending
 
 
-def _no_claim(_call: Any, _name: str, _df: Any) -> Any:
+def _no_claim(_call: Any, _name: str, _plan: Any) -> Any:
     """Allow each call of write_atomic, whatever was called before."""
     return nullcontext(True)
 

@@ -168,7 +168,7 @@ OUT_OF_REACH: dict[str, str] = {
     ),
     "no simulated batch write has options of streams": "R1582",
     "no simulated task outlives a producer id": "R1702",
-    "no simulated function ignores a failed call of `write_atomic`": "R1701",
+    "no simulated function ignores a failed call of `write_atomic`": "R1701 R1814",
     "no simulated executor loses shuffle files": "R1700 R1752 R1813",
     "a producer whose abort of a shared transaction fails is replaced, in simulations as well": "R1770 R1771",
     "no simulated owner of a shared transaction has ended one that it did not share": "R1801",
