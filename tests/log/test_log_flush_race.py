@@ -72,8 +72,8 @@ def test_a_flush_misses_no_segment_while_others_are_replaced() -> None:
 def test_a_flush_while_a_segment_is_dropped_does_not_fail(
     after: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The segment ends at the recovery point, so the flush syncs it, too, and a start has left its file closed.
-    Otherwise all appends that wait for the flush would get KAFKA_STORAGE_ERROR.
+    """The segment ends at the recovery point, so the flush syncs it, too, and a start has left its file
+    closed. Otherwise all appends that wait for the flush would get KAFKA_STORAGE_ERROR.
     """
     small = config(segment_bytes=200)
     partition = open_partition(RealDisk(tmp_path), small)

@@ -896,8 +896,8 @@ class Segment:
 
         The log file is renamed first. If a crash follows, recovery removes index files that have no log file.
         """
-        # Set this before the renames: a flush in another thread may open the file by its name during them. See
-        # test_a_flush_while_a_segment_is_dropped_does_not_fail.
+        # Set this before the renames: during them, a flush in another thread may open the file by its name.
+        # See test_a_flush_while_a_segment_is_dropped_does_not_fail.
         self._is_removed = True
         try:
             remove = disk.drop(map(self._path, SUFFIXES))
