@@ -58,15 +58,27 @@ class TransactionSharer(TransactionalClient):
             if self.raises_epoch:
                 self.world.violate("a producer cannot begin its next transaction", f"{self.name}: {error}")
             return False
-        if self.rng.random() < 0.3:
-            await self.hand_over(producer)
-            return False
-        await self.share(producer)
+        match self.rng.choices(["share", "hand over", "alone"], [5, 3, 2])[0]:
+            case "share":
+                await self.share(producer)
+            case "hand over":
+                await self.hand_over(producer)
+                return False
+            case _:
+                self.writers = [producer] * self.partitions
+                await self.send_one()
+                await self.end_transaction(producer)
         return True
 
     async def share(self, owner: AsyncProducer) -> None:
         """Let other producers join, and end the transaction. Raises the error of a failed abort."""
-        share = await owner.share_transaction()
+        try:
+            share = await owner.share_transaction()
+        except MisuseError as error:
+            # The owner may have sent records in an earlier transaction with the same epoch.
+            if self.raises_epoch:
+                self.world.violate("a producer cannot share its transaction", f"{self.name}: {error}")
+            raise
         joined = [AsyncProducer(self.settings) for _ in range(self.rng.randint(1, 2))]
         try:
             await self._send_together(owner, joined, share)

@@ -141,7 +141,7 @@ MUTANTS = [
         "a producer begins a transaction under an epoch that others have used",
         ((client_transaction, "check_role", nothing),),
         "shared",
-        findings=("R1773", "R1800"),
+        findings=("R1773", "R1800", "R1801"),
         guards=(
             "client/test_client_transactions_close.py"
             "::test_a_producer_that_took_over_loses_no_record_of_its_next_transaction",

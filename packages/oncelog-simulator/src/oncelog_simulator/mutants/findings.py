@@ -171,7 +171,6 @@ OUT_OF_REACH: dict[str, str] = {
     "no simulated function ignores a failed call of `write_atomic`": "R1701 R1814",
     "no simulated executor loses shuffle files": "R1700 R1752 R1813",
     "a producer whose abort of a shared transaction fails is replaced, in simulations as well": "R1770 R1771",
-    "no simulated owner of a shared transaction has ended one that it did not share": "R1801",
     "a simulated producer that fails is replaced, also after it took an empty transaction over": "R1802",
     "no simulated function calls `write_atomic` in two threads": "R1628",
     "no session of Spark Connect is simulated": "R1420 R1421 R1422",
