@@ -538,3 +538,30 @@ def test_a_call_that_was_ended_does_nothing() -> None:
     second()
     driven.step()
     assert events == [-1, 2]
+
+
+def test_a_call_that_has_begun_is_not_ended_by_a_lack_of_threads() -> None:
+    """A thread pool that cannot start a thread raises an error, but another thread may already run the call.
+
+    The task must wait for it. Otherwise a compaction would remove the files that the call gives their names.
+    """
+    driven, events = BackgroundQueue(), list[str]()
+    driven.on_added = lambda: None
+
+    def call() -> None:
+        running.end(OSError("can't start new thread"))
+        assert driven.step() is None and not driven.is_ready
+        events.append("call")
+
+    def task() -> BackgroundTask:
+        yield call
+        events.append("task")
+
+    driven.add(task())
+    first = driven.step()
+    assert first is not None
+    running = first
+    running()
+    assert not running.is_running
+    driven.step()
+    assert events == ["call", "task"]

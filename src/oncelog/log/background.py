@@ -158,13 +158,15 @@ class RunningCall:
     inside the task, in its next step.
     """
 
-    __slots__ = ("_queue", "call")
+    __slots__ = ("_queue", "_unclaimed", "call")
 
     def __init__(self, queue: _KindQueue, call: BlockingCall) -> None:
         self._queue, self.call = queue, call
+        self._unclaimed: list[None] = [None]
+        """Empty once the call has begun or was ended. `pop` is atomic, so only one thread empties it."""
 
     def __call__(self) -> None:
-        if self._queue.call is not self:
+        if not self.is_running or not self._claim():
             # `end` was called before, because no thread could be started for this call. The thread pool has
             # queued the call nevertheless, and runs it once it has a thread. See
             # test_a_call_that_was_ended_does_nothing.
@@ -172,15 +174,34 @@ class RunningCall:
         try:
             self.call()
         except Exception as error:
-            self.end(error)
+            self._finish(error)
             raise
-        self.end(None)
+        self._finish(None)
 
-    def end(self, error: Exception | None) -> None:
-        """Let the task continue after its blocking call. `error` is the error of the call, or None.
-        Idempotent.
+    @property
+    def is_running(self) -> bool:
+        """True until the call has returned or was ended, so that its task can continue."""
+        return self._queue.call is self
+
+    def end(self, error: Exception) -> None:
+        """Let the task continue with `error`, and never begin the call. Do nothing if the call has begun.
+
+        A thread pool that cannot start a thread may run the call in another thread that has just become free.
+        The task must not undo the call's work meanwhile. See
+        test_a_call_that_has_begun_is_not_ended_by_a_lack_of_threads.
         """
-        if self._queue.call is self:
+        if self._claim():
+            self._finish(error)
+
+    def _claim(self) -> bool:
+        try:
+            self._unclaimed.pop()
+        except IndexError:
+            return False
+        return True
+
+    def _finish(self, error: Exception | None) -> None:
+        if self.is_running:
             self._queue.error = error
             # Clear `call` last: as soon as it is None, another thread may run the next step, which reads
             # `error`.

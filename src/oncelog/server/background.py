@@ -103,6 +103,9 @@ class BackgroundRunner:
             # that a later attempt may succeed. If `call` itself failed, it has ended already, and this does
             # nothing. See test_compaction_continues_once_there_are_threads_again.
             call.end(OSError(errno.EAGAIN, str(error)))
+            # Another thread may have begun the call meanwhile, and then ends it.
+            while call.is_running:
+                await asyncio.sleep(PAUSE_SECONDS)
 
     def _on_call_done(self, task: asyncio.Task[None]) -> None:
         self._calls.discard(task)
