@@ -17,6 +17,7 @@ from oncelog import Admin, Broker, Consumer, Producer, TopicPartition
 from oncelog.client.producer.aio import AsyncProducer
 from oncelog.errors import (
     BrokerError,
+    MessageTooLarge,
     MisuseError,
     OncelogError,
     TimedOut,
@@ -368,6 +369,39 @@ def test_an_empty_transaction_that_was_handed_over_can_be_ended(
         with third.transaction():
             third.send(topic, b"next")
     assert values(servers, topic) == [b"next"]
+
+
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_no_call_waits_for_records_of_a_transaction_that_can_only_be_aborted(
+    servers: str, proxy: Proxy, is_joined: bool
+) -> None:
+    """R1803: the records that had not been sent waited for delivery.timeout.ms, and flush() for them."""
+    topic, owner_id = new_topic(servers, 2, max_message_bytes=300), name()
+    with (
+        producer_of(servers, transactional_id=owner_id) as owner,
+        producer_of(
+            proxy.bootstrap_servers, transactional_id=owner_id, max_in_flight_requests_per_connection=1
+        ) as producer,
+    ):
+        if is_joined:
+            open_on(owner, None)
+            producer.join_transaction(owner.share_transaction())
+        else:
+            open_on(producer, None)
+        for partition in range(2):
+            producer.send(topic, b"aborted", partition=partition).result(60)
+        proxy.add(Rule(action="hold", api="Produce"))
+        refused = producer.send(topic, bytes(1000), partition=0)
+        wait_until(lambda: len(requests(proxy)) == 3)
+        waiting = producer.send(topic, b"not sent", partition=1)
+        proxy.clear()
+        proxy.release()
+        with pytest.raises(MessageTooLarge):
+            refused.result(60)
+        producer.flush(20)
+        with pytest.raises(TransactionAborted):
+            waiting.result(0)
+    assert values(servers, topic) == []
 
 
 @pytest.mark.parametrize("is_commit", [True, False])

@@ -475,6 +475,10 @@ class ProducerCore:
         No batch may be sent without a producer id or, by a transactional producer, outside a transaction.
         """
         if self.transaction is not None:
+            if self.transaction.session.state is State.ABORTABLE_ERROR:
+                # Nothing more is sent. Let flush() and close() not wait for delivery.timeout.ms. Guard:
+                # test_no_call_waits_for_records_of_a_transaction_that_can_only_be_aborted.
+                self.drop_unsent()
             # The coordinator assigns the epochs of transactions, so sequences are not restarted here.
             return self.identity is not None and self.transaction.is_sending
         if self.identity is None:

@@ -173,6 +173,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no simulated executor loses shuffle files": "R1700 R1752 R1813",
     "a producer whose abort of a shared transaction fails is replaced, in simulations as well": "R1770 R1771",
     "a simulated producer that fails is replaced, also after it took an empty transaction over": "R1802",
+    "no simulation limits the time of a flush within delivery.timeout.ms": "R1803",
     "no simulated function calls `write_atomic` in two threads": "R1628",
     "no session of Spark Connect is simulated": "R1420 R1421 R1422",
     "no simulated consumer looks up a position behind an error, or polls for no records": "R1362 R1368",
