@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -66,6 +67,46 @@ def test_files_are_read_and_written_at_positions(disk: Disk) -> None:
     with pytest.raises(OSError):
         file.pread(1, 0)
     assert disk.open("a").size() == 3
+
+
+def test_a_released_file_is_opened_again_by_its_name(disk: Disk) -> None:
+    for name in ("replaced", "removed", "renamed", "open"):
+        file = disk.open(name, create=True)
+        file.pwrite(b"old", 0)
+        file.close()
+    replaced, removed, renamed, opened = map(disk.open, ("replaced", "removed", "renamed", "open"))
+    for file in (removed, renamed, opened):
+        assert file.pread(3, 0) == b"old"
+    removed.release_handle()
+    renamed.release_handle()
+    disk.replace("replaced", b"newer")
+    disk.replace("open", b"newer")
+    disk.remove("removed")
+    disk.rename("renamed", "elsewhere")
+    assert (replaced.size(), replaced.pread(9, 0)) == (5, b"newer"), "opened at its first use"
+    assert (opened.size(), opened.pread(9, 0)) == (3, b"old")
+    opened.release_handle()
+    assert (opened.size(), opened.pread(9, 0)) == (5, b"newer")
+    for file in (removed, renamed):
+        calls: list[Callable[[], object]] = [
+            file.size,
+            file.sync,
+            partial(file.pread, 1, 0),
+            partial(file.pwrite, b"x", 0),
+            partial(file.truncate, 0),
+            partial(file.rewrite, 0, 1),
+        ]
+        for call in calls:
+            with pytest.raises(FileNotFoundError):
+                call()
+        file.release_handle()
+        file.close()
+        file.release_handle()
+        file.sync()
+    replaced.pwrite(b"N", 0)
+    assert (disk.read("replaced"), disk.list()) == (b"Newer", ["elsewhere", "open", "replaced"])
+    replaced.close()
+    opened.close()
 
 
 def test_files_and_directories_are_listed_renamed_and_removed(disk: Disk) -> None:

@@ -175,6 +175,44 @@ def test_a_job_is_not_put_off_while_it_holds_a_mutex() -> None:
     assert seen == [["begun", "within"]]
 
 
+def test_a_handle_is_not_released_while_another_thread_syncs() -> None:
+    disk = MemoryDisk()
+    file = disk.open("log", create=True)
+    file.pwrite(b"sure", 0)
+
+    def work() -> None:
+        disk.open("begun", create=True)
+        file.sync()
+
+    def beside() -> None:
+        file.release_handle()
+        disk.rename("log", "log.deleted")
+
+    split_world(disk, work, beside)
+    disk.sync_directory()
+    assert outcomes(disk, lambda left: left.read("log.deleted")) == {b"sure"}
+    with pytest.raises(FileNotFoundError):
+        disk.open("log")
+
+
+def test_a_handle_that_is_released_while_another_thread_reads_is_an_error() -> None:
+    """On a real disk, the thread might read any other file that was opened meanwhile."""
+    disk = MemoryDisk()
+    file = disk.open("log", create=True)
+    failures: list[OSError] = []
+
+    def work() -> None:
+        disk.open("begun", create=True)
+        try:
+            file.pread(1, 0)
+        except OSError as error:
+            failures.append(error)
+
+    split_world(disk, work, file.release_handle)
+    assert [failure.errno for failure in failures] == [errno.EBADF]
+    assert file.pread(1, 0) == b""
+
+
 def test_a_job_of_a_killed_process_ends_without_another_operation() -> None:
     world, disk = World(1), MemoryDisk()
     world.loop.jobs.settings = SPLIT

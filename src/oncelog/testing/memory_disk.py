@@ -18,7 +18,7 @@ import errno
 import os
 import posixpath
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from random import Random
 from typing import NamedTuple
@@ -166,65 +166,104 @@ def _surviving(changes: list[_Change], rng: Random) -> list[_Change]:
 
 
 class MemoryFile:
-    """An open file of a MemoryDisk."""
+    """A file of a MemoryDisk. Like a RealFile, it is opened by name at its first use, and again at the first
+    use after `release_handle`.
 
-    def __init__(self, disk: MemoryDisk, inode: _Inode, path: str) -> None:
+    So it may then be another file, which took the name meanwhile. An open file stays the same, whatever
+    happens to its name.
+    """
+
+    def __init__(self, disk: MemoryDisk, inode: _Inode | None, path: str) -> None:
         self._disk = disk
         self._inode = inode
+        """The open file; None while no file is open."""
         self._path = path
-        self._is_open = True
+        self._is_closed = False
+        self._user_count = 0
+        """Number of threads that sync or rewrite the file. Above 0, `release_handle` does nothing."""
 
     def size(self) -> int:
         self._check()
-        return len(self._inode.data)
+        return len((self._inode or self._disk.inode(self._path)).data)
 
     def pread(self, size: int, position: int) -> bytes:
-        self._disk.turn()
-        self._check()
-        return bytes(self._inode.data[position : position + size])
+        return bytes(self._used().data[position : position + size])
 
     def pwrite(self, data: Buffer, position: int) -> None:
-        self._disk.turn()
-        self._check()
-        self._inode.written(position, position + len(data))
-        self._inode.modified_ms = self._disk.now_ms()
-        self._disk.write_into(self._inode.data, bytes(data), position, self._path)
+        inode = self._used()
+        inode.written(position, position + len(data))
+        inode.modified_ms = self._disk.now_ms()
+        self._disk.write_into(inode.data, bytes(data), position, self._path)
 
     def truncate(self, size: int) -> None:
-        self._disk.turn()
-        self._check()
+        inode = self._used()
         self._disk.step("truncate", self._path)
-        kept = self._inode.data[:size]
-        self._inode.data[:] = kept + bytes(size - len(kept))
+        kept = inode.data[:size]
+        inode.data[:] = kept + bytes(size - len(kept))
 
     def sync(self) -> None:
-        self._disk.turn(is_sync=True)
-        if not self._is_open:
-            # Another thread has closed the file during the sync, which is also possible on a real disk.
-            return
-        try:
-            self._disk.step("sync", self._path)
-        except SyncFailed:
-            self._inode.fail_sync()
-            raise
-        self._inode.synced = self._inode.durable()
+        with self._in_use(is_sync=True) as inode:
+            if inode is None:
+                # Another thread has closed the file during the sync, which is also possible on a real disk.
+                return
+            try:
+                self._disk.step("sync", self._path)
+            except SyncFailed:
+                inode.fail_sync()
+                raise
+            inode.synced = inode.durable()
 
     def rewrite(self, start: int, stop: int) -> None:
-        self._disk.turn()
-        if not self._is_open:
-            return
-        self._disk.step("write", self._path)
-        self._inode.written(start, stop)
+        with self._in_use() as inode:
+            if inode is not None:
+                self._disk.step("write", self._path)
+                inode.written(start, stop)
 
     def release_handle(self) -> None:
-        self._check()
+        if not self._user_count:
+            self._inode = None
 
     def close(self) -> None:
-        self._is_open = False
+        self._is_closed = True
 
     def _check(self) -> None:
-        if not self._is_open:
+        if self._is_closed:
             raise OSError(errno.EBADF, "the file is closed", self._path)
+
+    def _open(self) -> None:
+        """Open the file by name, unless it is open or closed for good. Raises FileNotFoundError."""
+        if self._inode is None and not self._is_closed:
+            self._disk.turn()
+            if self._inode is None and not self._is_closed:
+                self._inode = self._disk.inode(self._path)
+
+    def _used(self) -> _Inode:
+        """Return the open file, after other threads have had their turn.
+
+        Raises OSError if one of them closed the file or released its handle. On a real disk, the number of
+        the descriptor may belong to any other file by then.
+        """
+        self._open()
+        inode = self._inode
+        self._disk.turn()
+        self._check()
+        if inode is None or inode is not self._inode:
+            raise OSError(errno.EBADF, "the handle was released while the file was used", self._path)
+        return inode
+
+    @contextmanager
+    def _in_use(self, *, is_sync: bool = False) -> Iterator[_Inode | None]:
+        """Yield the open file after other threads have had their turn; None if the file is closed. Until the
+        end of the block, its handle is not released.
+        """
+        self._open()
+        inode = self._inode
+        self._user_count += 1
+        try:
+            self._disk.turn(is_sync=is_sync)
+            yield None if self._is_closed else inode
+        finally:
+            self._user_count -= 1
 
 
 class MemoryLock:
@@ -398,7 +437,7 @@ class MemoryDisk:
             self._directory(directory).apply(_Change(None, name, node))
         if isinstance(node, _Directory):
             raise IsADirectoryError(errno.EISDIR, "a directory", path)
-        return MemoryFile(self, node, path)
+        return MemoryFile(self, node if create else None, path)
 
     def read(self, path: str) -> bytes:
         self.turn()

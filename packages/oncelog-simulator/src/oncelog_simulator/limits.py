@@ -41,6 +41,7 @@ _SMALL_SETTINGS: dict[str, tuple[int, ...]] = {
     "group.consumer.max.size": (2,),
     "max.connections": (60,),
     "max.request.partition.size.limit": (1,),
+    "log.flush.offset.checkpoint.interval.ms": (200, 500),
 }
 """Broker settings, each with the small values that a seed may draw."""
 _SMALL_LIMITS: dict[str, tuple[int, ...]] = {

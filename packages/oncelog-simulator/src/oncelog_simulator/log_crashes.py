@@ -11,6 +11,9 @@ power losses took. Batches are sent again, byte for byte, and at the end the new
 
 In a third of the seeds, records are deleted around a blocking call of a compaction, which merges several
 segments. Every start must find the newest record of each key, unless it was deleted.
+
+In a third of the seeds, clients read the log and look up times between the other operations. A reader closes
+each segment that it leaves, and the next access opens it by name. No access may find that a file is missing.
 """
 
 from __future__ import annotations
@@ -25,19 +28,20 @@ from random import Random
 from oncelog.config import INT64_MAX, TOPIC
 from oncelog.errors import BrokerError, DuplicateSequenceNumber, KafkaStorageError, StorageError
 from oncelog.limits import DEFAULT_LIMITS, Limits
-from oncelog.log.background import BlockingCall
+from oncelog.log.background import BackgroundTask, BlockingCall, Kind
 from oncelog.log.config import LogConfig
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
+from oncelog.log.reader import StepCost
 from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
-from oncelog.types import Origin, TopicPartition
+from oncelog.types import Compression, Origin, TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.control import encode_end_marker
 from oncelog.wire.records import decode_records
 from oncelog_simulator.batch_ledger import BatchKey, Fate, Ledger, keys_of
 from oncelog_simulator.checks import batches_of
 from oncelog_simulator.client_simulation import ClientResult
-from oncelog_simulator.world import World
+from oncelog_simulator.world import MISSING_FILE, World
 
 NAME = "log"
 TP = TopicPartition("alone", 0)
@@ -76,6 +80,10 @@ TRIMMED_WEIGHTS = {
     "end_now": 1,
     "end_soon": 2,
 }
+READ_SHARE = 1 / 3
+"""The share of seeds in which clients read the log."""
+CODECS = (Compression.NONE, Compression.ZSTD)
+"""The codecs of such seeds. ZSTD may compress so well that compaction decompresses any batch in a thread."""
 _MERGED_BYTES = 4_000
 
 
@@ -107,6 +115,12 @@ class LogSimulation:
         self.weights = {name: rng.choice(weights) for name, weights in WEIGHTS.items()}
         self.key_count = 3
         self._draw_trimmed(world.rng(f"{NAME} trimmed"))
+        self.read_chance = 0.0
+        """The probability that a client reads the log before records are deleted during a compaction."""
+        self.max_calls = 8
+        """The most blocking calls of a compaction before records are deleted."""
+        self.compression = Compression.NONE
+        self._draw_readers(world.rng(f"{NAME} readers"))
         self.new_id_chance = rng.choice((0.1, 0.5))
         self.power_chance = rng.choice((0.5, 0.8))
         self.start_crash_chance = rng.choice((0.1, 0.6))
@@ -137,6 +151,24 @@ class LogSimulation:
             self.settings["cleanup.policy"] = "compact,delete"
             self.weights = TRIMMED_WEIGHTS
             self.key_count = rng.choice((3, 1_000, 1_000))
+
+    def _draw_readers(self, rng: Random) -> None:
+        """Draw whether clients read the log in this seed. A scan then often needs several reads of a segment,
+        and a compaction may decompress the batches of several segments in one step.
+        """
+        if rng.random() < READ_SHARE:
+            self.weights = {**self.weights, "read": rng.choice((1, 4)), "look_up": rng.choice((1, 4))}
+            self.read_chance = 0.5
+            self.compression = rng.choice(CODECS)
+            self.max_calls = 8 if self.compression is Compression.NONE else 40
+            first_bytes, chunk_bytes = rng.choice(((61, 61), (61, 300), (4_096, 1 << 20)))
+            self.limits = replace(
+                self.limits,
+                scan_first_chunk_bytes=first_bytes,
+                scan_chunk_bytes=chunk_bytes,
+                compaction_step_items=rng.choice((1, self.limits.compaction_step_items, 1 << 20)),
+                search_step_cost=rng.choice((1, self.limits.search_step_cost)),
+            )
 
     @property
     def partition(self) -> Partition:
@@ -294,6 +326,8 @@ class LogSimulation:
             self._end()
         except (KafkaStorageError, OSError) as error:
             self._note(f"{name}: {error!r}")
+            if MISSING_FILE in str(error):
+                self.world.violate("a file is missing", f"{name}: {error!r}")
 
     def _write(self) -> None:
         """Send a few batches, most of them by new producers."""
@@ -326,6 +360,7 @@ class LogSimulation:
             producer_id=key.producer_id,
             producer_epoch=0,
             base_sequence=key.sequence,
+            compression=self.compression,
             is_transactional=is_transactional,
         )
         if is_transactional:
@@ -376,6 +411,33 @@ class LogSimulation:
         kept = self.rng.choice((0, self.rng.randint(0, 3), self.rng.randint(0, 12)))
         self.partition.delete_records(max(end - kept, 0), self.now_ms)
 
+    def _read(self) -> None:
+        """Read the log from a drawn offset to its end, as clients do."""
+        partition, max_bytes = self.partition, self.rng.choice((1, 500, 10_000))
+        offset, end_offset = partition.log_start_offset, partition.high_watermark
+        offset = self.rng.randint(offset, end_offset)
+        try:
+            while offset < end_offset:
+                next_offset = partition.read(offset, max_bytes, upper_offset=end_offset).next_offset
+                if next_offset == offset:
+                    return  # compaction has removed all later batches
+                offset = next_offset
+        except BrokerError as error:
+            self.world.violate("a log cannot be read", f"{error!r}")
+
+    def _look_up(self) -> None:
+        """Start to look up a time. Other operations come between the steps."""
+        timestamp_ms = self.rng.choice((None, self.rng.randint(BEGIN_MS, self.now_ms)))
+        self.manager.background.add(self._search(timestamp_ms), Kind.REQUEST)
+
+    def _search(self, timestamp_ms: int | None) -> BackgroundTask:
+        partition = self.partition
+        try:
+            yield from partition.search_timestamp(timestamp_ms, StepCost())
+        except BrokerError as error:
+            if not partition.is_closed:
+                self.world.violate("a time cannot be looked up", f"{error!r}")
+
     def _retain(self) -> None:
         self.partition.enforce_retention(self.now_ms)
 
@@ -397,9 +459,11 @@ class LogSimulation:
         """Delete records around a blocking call of a compaction that merges segments."""
         self._compact()
         self.partition.reconfigure(self._config(**{"segment.bytes": _MERGED_BYTES}))
-        for _ in range(self.rng.randint(1, 8)):
+        for _ in range(self.rng.randint(1, self.max_calls)):
             self._work_to_call()
         self._work_steps(self.rng.randrange(2))
+        if self.read_chance and self.rng.random() < self.read_chance:
+            self._read()
         self.partition.reconfigure(self._config())
         if self.rng.random() < 0.8:
             start, end = self.partition.log_start_offset, self.partition.high_watermark

@@ -34,6 +34,10 @@ from oncelog_simulator.runtime import SimRuntime
 
 BROKER_HOST, BROKER_PORT = "broker", 9092
 SERVERS = f"{BROKER_HOST}:{BROKER_PORT}"
+MISSING_FILE = "no such file"
+"""A part of the error of an access to a missing file. A log opens its files by name again and again, so this
+error shows that it lost track of a name.
+"""
 RESTART_SECONDS = 2.0
 """Seconds between a start that may crash and the next start."""
 
@@ -352,7 +356,10 @@ class BrokerHost(Host):
 
 
 class LogCapture(logging.Handler):
-    """Adds the product's log messages at level WARNING or above to the timeline."""
+    """Adds the product's log messages at level WARNING or above to the timeline.
+
+    An error because of a missing file is a violation: no fault removes a file of a running broker.
+    """
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.WARNING)
@@ -361,6 +368,8 @@ class LogCapture(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         self.world.note("log", text)
+        if MISSING_FILE in text:
+            self.world.violate("a file is missing", text)
 
     def __enter__(self) -> LogCapture:
         for name in (broker_log.name, "oncelog.producer"):

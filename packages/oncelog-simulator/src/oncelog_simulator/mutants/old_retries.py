@@ -11,6 +11,7 @@ from oncelog.log.local_log import LocalLog
 from oncelog.log.manager import LogManager
 from oncelog.log.producers import PartitionProducers
 from oncelog.log.segment_swap import make_swap
+from oncelog.types import Compression
 from oncelog_simulator import log_crashes, old_retries
 from oncelog_simulator.mutants.mutant import ClientMutant, Patch, nothing
 
@@ -87,8 +88,51 @@ def _clean_unguarded(self: Any, group: Any, rules: Any, end_offset: int) -> Any:
             failure = error
 
 
+def _follow(compaction: Any, task: Any, blind_count: int, group: Any = None) -> Any:
+    """Run a part of a compaction. After a blocking call, it takes the segments for its own `blind_count`
+    times without looking, except all of `group` together.
+    """
+    log, failure = compaction._log, None
+    log.blind_count, log.seen_group = 0, group
+    while True:
+        try:
+            call = next(task) if failure is None else task.throw(failure)
+        except StopIteration as done:
+            log.blind_count = 0
+            return done.value
+        failure = None
+        try:
+            yield call
+        except OSError as error:
+            failure = error
+        log.blind_count, log.seen_group = 0 if call is None else blind_count, group
+
+
+def _owns_or_is_blind(self: Any, segments: Any) -> bool:
+    if getattr(self, "blind_count", 0) and segments is not self.seen_group:
+        self.blind_count -= 1
+        return not self.is_closed and self.failure is None
+    return _OWNS_SEGMENTS(self, segments)
+
+
+def _learn_keys_blindly(self: Any, latest: Any) -> Any:
+    return _follow(self, _LEARN_KEYS(self, latest), 1)
+
+
+def _clean_same_blindly(self: Any, group: Any, cleaner: Any, end_offset: int) -> Any:
+    """Do not look after the calls for a batch."""
+    return _follow(self, _CLEAN(self, group, cleaner, end_offset), 1, group)
+
+
+def _clean_next_blindly(self: Any, group: Any, cleaner: Any, end_offset: int) -> Any:
+    """Look neither after the calls for a batch nor before the next segment."""
+    return _follow(self, _CLEAN(self, group, cleaner, end_offset), 2, group)
+
+
 _READ_LAST_STOP = manager._read_last_stop
 _CLEAN = cleaner.Compaction._clean
+_LEARN_KEYS = cleaner.Compaction._learn_keys
+_OWNS_SEGMENTS = LocalLog.owns_segments
 _SNAPSHOT_NOW = PartitionProducers.snapshot_now
 COMPACTED: tuple[Patch, ...] = ((old_retries, "FOCUSES", (old_retries.COMPACTED,)),)
 """In every seed, the topic is compacted long after its segments were closed."""
@@ -96,6 +140,13 @@ DELETED: tuple[Patch, ...] = ((old_retries, "FOCUSES", (old_retries.DELETED,)),)
 """In every seed, records are deleted before they are synced."""
 TRIMMED: tuple[Patch, ...] = ((log_crashes, "TRIMMED_SHARE", 1.0),)
 """In every seed, records are deleted during compactions."""
+READ: tuple[Patch, ...] = (
+    (log_crashes, "READ_SHARE", 1.0),
+    (log_crashes, "CODECS", (Compression.ZSTD,)),
+)
+"""In every seed, clients read the log, and compaction decompresses each batch in a blocking call."""
+UNREAD: tuple[Patch, ...] = ((log_crashes, "READ_SHARE", 0.0),)
+"""No seed has clients that read the log, so that more operations change it."""
 _BEGIN_AT_LOG_START = recovery._begin_at_log_start
 MUTANTS = [
     ClientMutant(
@@ -138,7 +189,7 @@ MUTANTS = [
         "a start removes segments below the log start without a snapshot",
         "log",
         (),
-        ((recovery, "_begin_at_log_start", _begin_without_snapshot),),
+        ((recovery, "_begin_at_log_start", _begin_without_snapshot), *UNREAD),
         findings=("R1480",),
         guards=("log/test_log_recovery.py::test_a_full_disk_forgets_no_producer_of_removed_segments",),
     ),
@@ -193,6 +244,38 @@ MUTANTS = [
         guards=(
             "log/test_log_compaction.py::"
             "test_a_kill_after_records_were_deleted_during_a_swap_loses_no_others",
+        ),
+    ),
+    ClientMutant(
+        "a compaction copies a segment that was deleted during a call",
+        "log",
+        (),
+        (
+            (cleaner.Compaction, "_clean", _clean_next_blindly),
+            (LocalLog, "owns_segments", _owns_or_is_blind),
+            *TRIMMED,
+            *READ,
+        ),
+        findings=("R1744",),
+        guards=(
+            "log/test_log_compaction.py::"
+            "test_a_deletion_during_a_call_of_compaction_ends_it_without_an_error",
+        ),
+    ),
+    ClientMutant(
+        "a compaction reads on in a segment that was deleted during a call",
+        "log",
+        (),
+        (
+            (cleaner.Compaction, "_learn_keys", _learn_keys_blindly),
+            (cleaner.Compaction, "_clean", _clean_same_blindly),
+            (LocalLog, "owns_segments", _owns_or_is_blind),
+            *TRIMMED,
+            *READ,
+        ),
+        findings=("R1775",),
+        guards=(
+            "log/test_log_compaction.py::test_a_deletion_behind_a_reader_ends_a_compaction_without_an_error",
         ),
     ),
 ]
