@@ -109,6 +109,33 @@ def test_a_released_file_is_opened_again_by_its_name(disk: Disk) -> None:
     opened.close()
 
 
+def test_a_handle_whose_close_fails_is_not_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system may report an error when a file is closed. The descriptor is closed nevertheless,
+    and the next file gets its number.
+    """
+    disk, close = RealDisk(tmp_path), os.close
+    file = disk.open("one", create=True)
+    file.pwrite(b"1", 0)
+
+    def fail(fd: int) -> None:
+        close(fd)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "close", fail)
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            file.release_handle()
+    other = disk.open("two", create=True)
+    file.pwrite(b"11", 0)
+    file.release_handle()
+    other.pwrite(b"2", 0)
+    assert (disk.read("one"), disk.read("two")) == (b"11", b"2")
+    file.close()
+    other.close()
+
+
 def test_files_and_directories_are_listed_renamed_and_removed(disk: Disk) -> None:
     assert disk.list() == []
     disk.mkdir("d")

@@ -118,8 +118,10 @@ class RealFile:
     def release_handle(self) -> None:
         with self._lock:
             if self._fd is not None and self._fd >= 0 and not self._user_count:
-                os.close(self._fd)
-                self._fd = None
+                # If the close fails, the descriptor is closed nevertheless, and its number may soon belong to
+                # another file. See test_a_handle_whose_close_fails_is_not_used_again.
+                fd, self._fd = self._fd, None
+                os.close(fd)
 
     def close(self) -> None:
         with self._lock:

@@ -122,6 +122,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no check of a compacted log looks up times after a power loss": "R1776",
     "no single read fails on a simulated disk": "R1780",
     "simulated records have no timestamp of 0": "R1781",
+    "no simulated file fails to close": "R1820",
     "no simulated client looks up the largest timestamp": "R1513 R1551 R1610",
     "the internal topics of simulated brokers are compacted and not deleted": "R1550",
     "no simulated disk lacks inodes": "R1542",
