@@ -22,7 +22,8 @@ from oncelog.spark.audit import audit as audit_audit
 from oncelog.spark.audit import keys as audit_keys
 from oncelog.spark.audit.audit import audit_topic
 from oncelog.spark.audit.keys import check_keys
-from oncelog.spark.source.offset_ranges import DataLossError
+from oncelog.spark.audit.topic_batches import whole_and_split
+from oncelog.spark.source.offset_ranges import Available, DataLossError
 from oncelog.testing.proxy import Proxy, Rule
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import HEADER_BYTES, build_batch, iter_batches, stamp
@@ -223,6 +224,9 @@ def faulty_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[oncelog.
 
 def test_every_planted_fault_is_found_and_nothing_else(spark: Any, faulty_broker: oncelog.Broker) -> None:
     result = audit_both(spark, faulty_broker.bootstrap_servers, [*PLANTED, "sound"])
+    # Tasks of seven offsets: several of them read a partition, and another one judges it.
+    bootstrap = faulty_broker.bootstrap_servers
+    assert audit_topic(spark, bootstrap, [*PLANTED, "sound"], offsets_per_task=7) == result
     found = {
         f.topic: (f.kind, f.base_offset, f.last_offset, f.first_sequence, f.last_sequence, f.other_offset)
         for f in result.findings
@@ -236,6 +240,29 @@ def test_every_planted_fault_is_found_and_nothing_else(spark: Any, faulty_broker
         == "the transaction hangs: no coordinator knows producer id 7 among the transactional ids that you "
         "may DESCRIBE"
     )
+
+
+def test_small_and_large_partitions_are_audited_together(
+    spark: Any, shared_broker: oncelog.Broker, topic: str
+) -> None:
+    """One task reads and judges a small partition. Several tasks read a large one, and another judges it."""
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic, partitions=3)
+    store(bootstrap, topic, numbered(7)[:2])
+    store(bootstrap, topic, numbered(8), 1)
+    result = audit_both(spark, bootstrap, topic, offsets_per_task=9)
+    assert result.verdict == "clean"
+    assert [totals.batches for totals in result.partitions.values()] == [2, 8, 0]
+
+
+def test_a_partition_is_read_whole_if_one_task_may_read_its_offsets() -> None:
+    small, empty, large, is_open = (TopicPartition("t", number) for number in range(4))
+    earliest = {small: 10, empty: 5, large: 0, is_open: 0}
+    latest = {small: 19, empty: 5, large: 10, is_open: 3}
+    written = {small: 19, empty: 5, large: 10, is_open: 12}
+    whole, larger = whole_and_split(Available(earliest, latest, written), 9)
+    assert whole == [is_open, small]
+    assert larger.earliest == {large: 0} and larger.latest == larger.written == {large: 10}
 
 
 def test_bytes_that_are_no_batch_are_found_at_their_first_offset(

@@ -33,7 +33,7 @@ from oncelog.errors import MisuseError, OncelogError
 from oncelog.local_audit.keys import KeyCheck, check_keys, compare_keys
 from oncelog.local_audit.provenance_check import ProvenanceCheck, check_provenance
 from oncelog.local_audit.segment_files import PartitionFiles, find_segments, read_segment
-from oncelog.local_audit.stored_batches import read_stored_batches
+from oncelog.local_audit.stored_batches import read_partition
 from oncelog.local_audit.topic_state import (
     OFFSETS_TOPIC,
     ask_coordinators,
@@ -46,7 +46,7 @@ from oncelog.local_audit.topic_state import (
 )
 from oncelog.spark.source.offset_ranges import Available
 from oncelog.spark.source.source_options import parse_options
-from oncelog.types import Isolation, TopicPartition
+from oncelog.types import TopicPartition
 
 __all__ = ["audit_files", "audit_topic"]
 
@@ -96,7 +96,7 @@ def audit_topic(
     check_records = key_check or bool(others) or distinct is not None
 
     def batches(tp: TopicPartition) -> Iterator[StoredBatch]:
-        return _stored_batches(client, tp, seen, check_records=check_records)
+        return read_partition(client, seen, tp, check_records=check_records)
 
     with _naming_changed_topics(lambda: moved_log_starts(options, seen)):
         judged = judge(bounds, batches, max_findings)
@@ -170,22 +170,6 @@ def _batches_in(files: PartitionFiles) -> Iterator[StoredBatch]:
     for index in range(len(files.segments)):
         for _, batch in read_segment(files, index):
             yield batch
-
-
-def _stored_batches(
-    client: Mapping[str, object], tp: TopicPartition, now: Available, *, check_records: bool
-) -> Iterator[StoredBatch]:
-    """Yield a partition's batches in stored order.
-
-    Up to the last stable offset, fetch them with read_committed, to learn which batches a read_committed
-    reader gets.
-    """
-    stable = max(now.latest[tp], now.earliest[tp])
-    for start, end, isolation in (
-        (now.earliest[tp], stable, Isolation.READ_COMMITTED),
-        (stable, now.written[tp], Isolation.READ_UNCOMMITTED),
-    ):
-        yield from read_stored_batches(client, tp, start, end, isolation, check_records=check_records)
 
 
 def judge(

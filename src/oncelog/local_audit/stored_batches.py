@@ -14,6 +14,7 @@ from oncelog.client.consumer.range_reader import RangeChunk
 from oncelog.errors import CorruptMessage, InvalidRecord, OffsetOutOfRange, TimedOut
 from oncelog.local_audit.batch_records import records_problem
 from oncelog.rules.storage.read_committed import Verdict
+from oncelog.spark.source.offset_ranges import Available
 from oncelog.types import Isolation, TopicPartition
 from oncelog.wire.batch import BatchHeader, verify_crc
 from oncelog.wire.control import ControlType, decode_control
@@ -78,6 +79,22 @@ def read_stored_batches(
                 isolation, timed_out = Isolation.READ_UNCOMMITTED, error
     if problem is not None:
         yield no_batch(position, end - 1, problem)
+
+
+def read_partition(
+    client: Mapping[str, object], now: Available, tp: TopicPartition, *, check_records: bool = False
+) -> Iterator[StoredBatch]:
+    """Yield a partition's batches with offsets in `now`, in stored order.
+
+    Up to the last stable offset, fetch them with read_committed, to learn which batches a read_committed
+    reader gets.
+    """
+    stable = max(now.latest[tp], now.earliest[tp])
+    for start, end, isolation in (
+        (now.earliest[tp], stable, Isolation.READ_COMMITTED),
+        (stable, now.written[tp], Isolation.READ_UNCOMMITTED),
+    ):
+        yield from read_stored_batches(client, tp, start, end, isolation, check_records=check_records)
 
 
 def _batches_of(piece: RangeChunk, isolation: Isolation, check_records: bool) -> Iterator[StoredBatch]:

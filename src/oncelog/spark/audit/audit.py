@@ -1,8 +1,9 @@
 """The audit as a Spark job: do topics or segment files contain each record exactly once?
 
-The audit works on any Kafka cluster. Executors read the batches of offset ranges (topic_batches.py) or of
-files (segment_batches.py) and return their headers. oncelog.audit judges the headers of each partition in
-stored order (partition_audit.py). Spark queries over the records check keys (keys.py).
+The audit works on any Kafka cluster. A task reads the batches of a partition, and oncelog.audit judges their
+headers in stored order (partition_audit.py). Several tasks read a partition that is too large for one task
+(topic_batches.py), or files (segment_batches.py), and pass the headers to the task that judges them. Spark
+queries over the records check keys (keys.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from oncelog.audit.result import (
     AuditFinding,
     AuditOutput,
     AuditResult,
+    Bounds,
     Difference,
     KeyTotals,
 )
@@ -25,6 +27,7 @@ from oncelog.client.arguments import names_of
 from oncelog.errors import MisuseError
 from oncelog.local_audit.log_audit import DAMAGE_KINDS, bounds_of, check_distinct, not_checked
 from oncelog.local_audit.segment_files import find_segments
+from oncelog.local_audit.stored_batches import read_partition
 from oncelog.local_audit.topic_state import (
     ask_coordinators,
     look_up,
@@ -36,12 +39,20 @@ from oncelog.local_audit.topic_state import (
 )
 from oncelog.spark import _pyspark as _pyspark
 from oncelog.spark.audit.keys import check_keys, compare_keys
-from oncelog.spark.audit.partition_audit import judge
+from oncelog.spark.audit.partition_audit import audit_headers, audit_partitions, judge
 from oncelog.spark.audit.provenance_check import check_provenance
 from oncelog.spark.audit.segment_batches import SegmentHeadersSource
 from oncelog.spark.audit.segment_records import committed_records
-from oncelog.spark.audit.topic_batches import AVAILABLE, CHECK_RECORDS, BatchHeadersSource, encode_available
+from oncelog.spark.audit.topic_batches import (
+    AVAILABLE,
+    CHECK_RECORDS,
+    BatchHeadersSource,
+    encode_available,
+    whole_and_split,
+)
 from oncelog.spark.connect import spark_errors
+from oncelog.spark.source.offset_ranges import Available
+from oncelog.spark.source.source_options import parse_options
 from oncelog.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -91,10 +102,10 @@ def audit_topic(
     options = partial(_options_of, bootstrap_servers, client_config or {}, offsets_per_task)
     seen, bounds = look_up(options([*names, *others]), compacted_topics)
     now, bounds = of_topics(seen, names), {tp: bounds[tp] for tp in bounds if tp.topic in names}
-    spark.dataSource.register(BatchHeadersSource)
-    headers = spark.read.format(BatchHeadersSource.name()).options(**options(names))
-    headers = headers.option(AVAILABLE, encode_available(now))
-    headers = headers.option(CHECK_RECORDS, _reads_records(key_check, others, distinct)).load()
+    rows = _audited_rows(
+        spark, options(names), now, bounds, max_findings,
+        offsets_per_task=offsets_per_task, check_records=_reads_records(key_check, others, distinct),
+    )  # fmt: skip
 
     def records(topics: Sequence[str]) -> DataFrame:
         return spark.read.format("oncelog").options(**options(topics), includeHeaders=bool(distinct)).load()
@@ -103,7 +114,7 @@ def audit_topic(
         return moved_log_starts(options([*names, *others]), seen)
 
     with _naming_changed_topics(moved):
-        judged = judge(headers, bounds, max_findings)
+        judged = judge(rows, bounds, max_findings)
         ask_coordinators(options(names), names, judged)
         other = records(others) if others else None
         result = _with_keys(judged, lambda: records(names), other, key_check, max_findings, moved, distinct)
@@ -117,6 +128,29 @@ def _options_of(
     # `client_config` does not decide which records count: keys are those of committed records.
     options["kafka.isolation.level"] = "read_committed"
     return {**options, "maxRecordsPerPartition": str(offsets_per_task)}
+
+
+def _audited_rows(
+    spark: SparkSession,
+    options: dict[str, str],
+    now: Available,
+    bounds: Mapping[TopicPartition, Bounds],
+    max_findings: int,
+    *,
+    offsets_per_task: int,
+    check_records: bool,
+) -> DataFrame:
+    """Return the rows for `judge` of the audit of a topic's offsets in `now`."""
+    whole, larger = whole_and_split(now, offsets_per_task)
+    client = {**parse_options(options).client, "isolation.level": "read_committed"}
+    read = partial(read_partition, client, now, check_records=check_records)
+    rows = audit_partitions(spark, whole, read, bounds, max_findings)
+    if larger.earliest:
+        spark.dataSource.register(BatchHeadersSource)
+        headers = spark.read.format(BatchHeadersSource.name()).options(**options)
+        headers = headers.option(AVAILABLE, encode_available(larger)).option(CHECK_RECORDS, check_records)
+        rows = rows.union(audit_headers(headers.load(), bounds, max_findings))
+    return rows
 
 
 def audit_files(
@@ -151,7 +185,7 @@ def audit_files(
     option = json.dumps([partition.to_plain() for partition in partitions])
     headers = spark.read.format(SegmentHeadersSource.name()).option("partitions", option)
     headers = headers.option(CHECK_RECORDS, _reads_records(key_check, others)).load()
-    judged = judge(headers, bounds, max_findings)
+    judged = judge(audit_headers(headers, bounds, max_findings), bounds, max_findings)
     other = committed_records(spark, others) if others else None
     return _with_keys(
         judged, lambda: committed_records(spark, partitions), other, key_check, max_findings, dict

@@ -1,14 +1,15 @@
 """Run the rules of oncelog.audit in Spark tasks, on one stream of batch headers per partition.
 
-Spark sorts the headers by partition and place, on disk if memory is short. A task then passes the headers to
-the rules one after another, so it needs memory only for the rules' state.
+A task passes the headers of a partition to the rules one after another, so it needs memory only for the
+rules' state. A partition that is not too large is read by the same task. The headers of other partitions are
+read by several tasks, and Spark sorts them by partition and place, on disk if memory is short.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import groupby, islice
+from itertools import groupby, islice, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +25,14 @@ from oncelog.audit.result import (
     two_outcomes,
 )
 from oncelog.spark.audit.topic_batches import PLACE_COLUMNS
+from oncelog.spark.python_worker import freeze_modules
 from oncelog.types import TopicPartition
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _OUTCOME = "outcome"
-_ROWS_AT_ONCE = 10_000
+_BATCHES_AT_ONCE = 10_000
 _TOTALS_FIELDS = tuple(asdict(PartitionTotals()))
 _RESULT_SCHEMA = pa.schema([*FINDING_SCHEMA, *((name, pa.int64()) for name in _TOTALS_FIELDS)])
 """The rows that a task returns: one row per finding, and one row per partition with the totals and `kind`
@@ -45,12 +47,11 @@ _RESULT_DDL = (
 )
 
 
-def judge(headers: DataFrame, bounds: Mapping[TopicPartition, Bounds], max_findings: int) -> AuditOutput:
-    """Audit the batch headers in a DataFrame of HEADERS_SCHEMA, and compare the outcomes of transactions over
-    partitions. A partition without batches gets empty totals.
+def judge(rows: DataFrame, bounds: Mapping[TopicPartition, Bounds], max_findings: int) -> AuditOutput:
+    """Return the output of an audit from its rows, the result of `audit_partitions` or `audit_headers`.
+    Compare the outcomes of transactions over partitions. A partition without batches gets empty totals.
     """
-    ordered = headers.repartition("topic", "partition").sortWithinPartitions(*PLACE_COLUMNS)
-    rows = ordered.mapInArrow(_audit_function(bounds, max_findings), _RESULT_DDL).persist()
+    rows = rows.persist()
     try:
         results = rows.where(f"kind IS NULL OR kind <> '{_OUTCOME}'").toArrow().to_pylist()
         output = _collected(results, bounds)
@@ -63,6 +64,53 @@ def judge(headers: DataFrame, bounds: Mapping[TopicPartition, Bounds], max_findi
     for finding in conflicts:
         output.add_violation(finding)
     return output
+
+
+def audit_partitions(
+    spark: SparkSession,
+    tps: Sequence[TopicPartition],
+    batches: Callable[[TopicPartition], Iterator[StoredBatch]],
+    bounds: Mapping[TopicPartition, Bounds],
+    max_findings: int,
+) -> DataFrame:
+    """Read and audit each partition in one task, without a shuffle. `batches` returns its stored batches in
+    stored order.
+    """
+
+    def audit(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        freeze_modules()
+        for number in (number for rows in numbers for number in rows.column(0).to_pylist()):
+            tp = tps[number]
+            yield from _audited(tp, batches(tp), bounds[tp], max_findings)
+
+    # Spark runs a task for each number. Spark plans a data source in Python processes of its own.
+    return spark.range(0, len(tps), 1, max(1, len(tps))).mapInArrow(audit, _RESULT_DDL)
+
+
+def audit_headers(
+    headers: DataFrame, bounds: Mapping[TopicPartition, Bounds], max_findings: int
+) -> DataFrame:
+    """Audit the batch headers in a DataFrame of HEADERS_SCHEMA, each partition in one task."""
+
+    def audit(headers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        freeze_modules()
+        for tp, rows in groupby(_rows(headers), key=itemgetter(0)):
+            yield from _audited(tp, map(itemgetter(1), rows), bounds[tp], max_findings)
+
+    ordered = headers.repartition("topic", "partition").sortWithinPartitions(*PLACE_COLUMNS)
+    return ordered.mapInArrow(audit, _RESULT_DDL)
+
+
+def _audited(
+    tp: TopicPartition, batches: Iterator[StoredBatch], bounds: Bounds, max_findings: int
+) -> Iterator[pa.RecordBatch]:
+    audit = PartitionAudit(**asdict(bounds), max_findings=max_findings)
+    while chunk := list(islice(batches, _BATCHES_AT_ONCE)):
+        for batch in chunk:
+            audit.see(batch)
+        if outcomes := audit.take_outcomes():
+            yield _outcome_rows(tp, outcomes)
+    yield _result_rows(tp, audit)
 
 
 def _collected(rows: list[dict[str, Any]], bounds: Iterable[TopicPartition]) -> AuditOutput:
@@ -79,31 +127,28 @@ def _collected(rows: list[dict[str, Any]], bounds: Iterable[TopicPartition]) -> 
     return output
 
 
-def _audit_function(
-    bounds: Mapping[TopicPartition, Bounds], max_findings: int
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def audit_sorted(headers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for (topic, partition), rows in groupby(_rows(headers), key=itemgetter(0, 1)):
-            tp = TopicPartition(topic, partition)
-            audit = PartitionAudit(**asdict(bounds[tp]), max_findings=max_findings)
-            while chunk := list(islice(rows, _ROWS_AT_ONCE)):
-                for row in chunk:
-                    audit.see(StoredBatch._make(row[2:]))
-                if outcomes := audit.take_outcomes():
-                    yield _outcome_rows(tp, outcomes)
-            yield _result_rows(tp, audit)
-
-    return audit_sorted
-
-
-def _rows(headers: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
-    """Yield topic, partition and the fields of a StoredBatch per header.
+def _rows(headers: Iterable[pa.RecordBatch]) -> Iterator[tuple[TopicPartition, StoredBatch]]:
+    """Yield partition and StoredBatch of each header.
 
     One Arrow batch at a time becomes Python objects.
     """
     for batch in headers:
-        columns = batch.select(["topic", "partition", *StoredBatch._fields]).columns
-        yield from zip(*(column.to_pylist() for column in columns), strict=True)
+        topics, partitions, *columns = (
+            _values(batch.column(name)) for name in ("topic", "partition", *StoredBatch._fields)
+        )
+        tps = map(TopicPartition, topics, partitions)
+        yield from zip(tps, map(StoredBatch._make, zip(*columns, strict=True)), strict=True)
+
+
+def _values(column: pa.Array) -> Iterable[Any]:
+    """Return the same objects as `to_pylist`, which takes several times as long for numbers without nulls."""
+    if column.null_count == len(column):
+        return repeat(None, len(column))
+    if column.null_count or not (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
+        values: Iterable[Any] = column.to_pylist()
+        return values
+    numbers: Iterable[Any] = column.to_numpy(zero_copy_only=False).tolist()
+    return numbers
 
 
 def _outcome_rows(tp: TopicPartition, outcomes: list[BumpedOutcome]) -> pa.RecordBatch:

@@ -97,6 +97,27 @@ class BatchHeadersSource(DataSource):  # type: ignore[misc]
         return BatchHeadersReader(parse_options(options, "batch"), now, check_records)
 
 
+def whole_and_split(now: Available, max_offsets: int) -> tuple[list[TopicPartition], Available]:
+    """Return the partitions that one task reads, largest first, and the offsets of larger partitions.
+
+    A partition is larger if several tasks must read it, because a task reads at most `max_offsets` of its
+    offsets below the last stable offset, and at most that many above it.
+    """
+    sizes: dict[TopicPartition, int] = {}
+    larger: set[TopicPartition] = set()
+    for tp, start in now.earliest.items():
+        stable = max(now.latest[tp], start)
+        if max(stable - start, now.written[tp] - stable) > max_offsets:
+            larger.add(tp)
+        elif now.written[tp] > start:
+            sizes[tp] = now.written[tp] - start
+    earliest, latest, written = (
+        {tp: offsets[tp] for tp in larger} for offsets in (now.earliest, now.latest, now.written)
+    )
+    whole = sorted(sizes, key=lambda tp: (-sizes[tp], tp))
+    return whole, Available(earliest, latest, written, now.topic_ids)
+
+
 def encode_available(now: Available) -> str:
     """Return `now` as text, for the option AVAILABLE. Topic ids are left out."""
     return json.dumps([[*tp, now.earliest[tp], now.latest[tp], now.written[tp]] for tp in now.earliest])
