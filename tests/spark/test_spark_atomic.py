@@ -22,7 +22,8 @@ from oncelog.spark.sink import atomic, atomic_task
 from oncelog.spark.sink.atomic_task import ShareReport
 from oncelog.spark.sink.decisions import RowRefused, RowSum, SinkError, TaskMarker
 from oncelog.spark.sink.sink_metrics import FILE_VARIABLE, SinkMetrics
-from oncelog.spark.sink.sink_options import FULL_RETRY, parse_sink_options
+from oncelog.spark.sink.sink_options import FULL_RETRY, SinkSettings, parse_sink_options
+from oncelog.spark.sink.sink_rows import VALUE_BYTES
 from oncelog.spark.sink.task import Sink
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -39,6 +40,17 @@ def options_of(bootstrap: str, topic: str) -> dict[str, str]:
 
 def numbers(spark: Any, *span: int) -> Any:
     return spark.range(*span, 1, 2).selectExpr("CONCAT('k', id) AS key", "CONCAT('v', id) AS value")
+
+
+def placed(rows: pa.RecordBatch, settings: SinkSettings, counts: dict[str, int]) -> pa.RecordBatch:
+    """Return the rows with the partitions that the first stage chooses."""
+    names = [name for name in ("key", "headers", "topic", "partition") if name in rows.schema.names]
+    columns = [*(rows.column(name) for name in names), pc.binary_length(rows.column("value"))]
+    (chosen,) = atomic_task.choose_partitions(
+        [columns], names=[*names, VALUE_BYTES], settings=settings, counts=counts
+    )
+    kept = [name for name in rows.schema.names if name != "partition"]
+    return rows.select(kept).append_column("partition", chosen)
 
 
 @pytest.mark.soak
@@ -361,6 +373,77 @@ def test_unsafe_atomic_writes_are_refused(spark: Any, shared_broker: oncelog.Bro
     assert write_atomic(numbers(spark, 10, 12), 4, options, name=f"{topic}-late").rows == 2
 
 
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        ({"partition": [None, -1]}, r"row 3 for topic 't' names partition -1: partitions start at 0"),
+        ({"partition": [0, 2]}, r"row 3 names partition 2 of topic 't', which has partitions 0 to 1"),
+        ({"value": ["b", "b" * 2_000_000]}, r"row 3 for topic 't' has 2000000 bytes, above kafka.max.req"),
+        ({"headers": [[], [{"key": None, "value": b""}]]}, r"row 3 has a header without a name"),
+        ({"topic": ["t", None]}, r"row 3 has a null topic"),
+    ],
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
+)
+def test_a_row_is_refused_before_the_shuffle(column: dict[str, list[Any]], said: str) -> None:
+    """After the shuffle, a task has a lease, and its second attempt would report the lease in place of the
+    row.
+    """
+    options = {"kafka.bootstrap.servers": "127.0.0.1:1", "markerTopic": "t"}
+    settings = parse_sink_options(options | ({} if "topic" in column else {"topic": "t"}), "stream")
+    kinds = {
+        "key": pa.string(),
+        "value": pa.string(),
+        "partition": pa.int32(),
+        "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+        "topic": pa.string(),
+    }
+    good: dict[str, list[Any]] = {"key": ["a", None], "value": ["b", "c"]}
+    good |= {name: [None, None] for name in column if name not in ("value", "topic")}
+    good |= {"topic": ["t", "t"]} if "topic" in column else {}
+    rows = {name: [*values, *column.get(name, values)] for name, values in good.items()}
+    batch = pa.RecordBatch.from_pydict({name: pa.array(rows[name], kinds[name]) for name in rows})
+    with pytest.raises(RowRefused, match=said):
+        placed(batch, settings, {"t": 2})
+
+
+def test_rows_that_name_a_partition_are_written_there(
+    spark: Any, shared_broker: oncelog.Broker, topic: str
+) -> None:
+    """Rows of two topics, with and without a key, and with a partition of their own."""
+    bootstrap = shared_broker.bootstrap_servers
+    for name, partitions in ((topic, 3), (f"{topic}.b", 2)):
+        create_topic(bootstrap, name, partitions=partitions)
+    rows = spark.range(0, 60, 1, 2).selectExpr(
+        "IF(id % 3 = 0, NULL, CONCAT('k', id % 7)) AS key",
+        "CONCAT('v', id) AS value",
+        f"IF(id % 2 = 0, '{topic}', '{topic}.b') AS topic",
+        "CAST(IF(id % 5 = 0, id % 2, NULL) AS INT) AS partition",
+    )
+    options = {"kafka.bootstrap.servers": bootstrap, "markerTopic": topic}
+    assert write_atomic(rows, 0, options, name=topic).rows == 60
+    wanted = {f"v{number}": (topic if number % 2 == 0 else f"{topic}.b") for number in range(60)}
+    found = read(spark, bootstrap, subscribe=f"{topic},{topic}.b").collect()
+    assert {row.value.decode(): row.topic for row in found} == wanted and len(found) == 60
+    named = {row.value.decode(): row.partition for row in found if int(row.value[1:]) % 5 == 0}
+    assert named == {f"v{number}": number % 2 for number in range(0, 60, 5)}
+    of_keys: dict[tuple[str, bytes], set[int]] = {}
+    for row in found:
+        if row.key is not None and int(row.value[1:]) % 5:
+            of_keys.setdefault((row.topic, row.key), set()).add(row.partition)
+    assert all(len(partitions) == 1 for partitions in of_keys.values())
+
+
+def test_each_task_gets_as_many_partitions_as_the_others(spark: Any) -> None:
+    """A hash of the partition gave one of two tasks three or four of four partitions in most cases."""
+    settings = parse_sink_options({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"}, "stream")
+    rows = spark.range(0, 400, 1, 2).selectExpr(
+        "CAST(id AS STRING) AS value", "CAST(id % 4 AS INT) AS partition"
+    )
+    shuffled = atomic.shuffle_rows(rows, settings=settings, counts={"t": 4}, tasks=2)
+    tasks = shuffled.selectExpr("SPARK_PARTITION_ID() AS task", "partition").distinct().collect()
+    assert sorted((row.task, row.partition) for row in tasks) == [(0, 0), (0, 2), (1, 1), (1, 3)]
+
+
 @pytest.mark.parametrize("version", [0, 2])
 def test_one_attempt_of_a_task_writes(version: int) -> None:
     """With transaction version 0, the task adds partitions by AddPartitionsToTxn.
@@ -374,19 +457,19 @@ def test_one_attempt_of_a_task_writes(version: int) -> None:
             topic_id = admin.describe_topics(["t"])["t"].topic_id
         settings = parse_sink_options(options_of(broker.bootstrap_servers, "t"), "stream")
         sink = Sink("shared", settings)
-        placed = list(atomic_task.place_rows([rows], settings=settings, counts={"t": 1}))
+        shares = [placed(rows, settings, {"t": 1})]
         for batch_id, is_commit in enumerate([True, False, True]):
             with Producer({**settings.producer, "transactional.id": sink.group}) as producer:
                 producer.init_transactions()
                 producer.begin_transaction()
                 told = {"sink": sink, "batch_id": batch_id, "share": producer.share_transaction()}
-                (report,) = atomic_task.write_share(placed, **told)
+                (report,) = atomic_task.write_share(shares, **told)
                 (found_sum,) = atomic_task.sum_rows([rows], settings=settings)
                 wanted = {"topic": "t", "partition": 0, "rows": 3, "size_bytes": 8}
                 wanted |= {"hash": found_sum["hash"][0].as_py(), "topic_id": topic_id}
                 assert report.to_pylist() == [wanted]
                 with pytest.raises(SinkError, match=r"an earlier attempt of task 0 of batch \d had begun"):
-                    list(atomic_task.write_share(placed, **told))
+                    list(atomic_task.write_share(shares, **told))
                 kept = {sink.marker_at: TaskMarker(batch_id, RowSum(3)).encode()}
                 producer.send_offsets_to_transaction(kept, sink.group)
                 (producer.commit_transaction if is_commit else producer.abort_transaction)()
@@ -419,12 +502,10 @@ def test_a_topic_created_again_while_its_tasks_write_gets_no_rows(
         sink = Sink("twice", settings, part="atomic")
 
         def run(df: Any, batch_id: int, sink: Sink, share: Any, counts: dict[str, int]) -> list[ShareReport]:
-            placed = pa.Table.from_batches(
-                atomic_task.place_rows([rows], settings=sink.settings, counts=counts)
-            )
+            all_rows = placed(rows, sink.settings, counts)
             reports: list[ShareReport] = []
             for task in range(3):
-                mine = placed.filter(pc.equal(placed["partition"], task)).to_batches()
+                mine = [all_rows.filter(pc.equal(all_rows["partition"], task))]
                 told: Any = {"sink": sink, "batch_id": batch_id, "share": share, "task": task}
                 for batch in atomic_task.write_share(mine, **told):
                     reports += [ShareReport(**row) for row in batch.to_pylist()]

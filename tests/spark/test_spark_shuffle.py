@@ -46,7 +46,7 @@ def named(directory: Path, begin: str) -> int:
 
 
 @pytest.mark.behaviour("P2")
-@pytest.mark.parametrize("plan", ["number", "chance"])
+@pytest.mark.parametrize("plan", ["number", "chance", "chance-by-id"])
 def test_rows_are_stored_once_when_an_executor_is_killed_after_the_shuffle(
     cluster: SparkCluster, tmp_path: Path, plan: str
 ) -> None:
@@ -78,5 +78,5 @@ def test_rows_are_stored_once_when_an_executor_is_killed_after_the_shuffle(
         assert code != 0 and stored.total() < ROWS
         with write("local[2]", servers, plan, tmp_path) as program:
             assert program.wait(PATIENCE_S) != 0
-        assert "the rows of a batch that is repeated must be the same" in log.read_text()
+        assert "a repeated batch must have the same rows in the same partitions" in log.read_text()
         assert read_values(servers, "rows") == stored

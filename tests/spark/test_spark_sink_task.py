@@ -758,6 +758,8 @@ def test_the_hash_depends_on_rows_and_not_on_their_order() -> None:
     assert len({hash_rows(key, value), *(hash_rows(*other) for other in others)}) == 5
     assert hash_rows(pa.array([1, None], pa.int32())) != hash_rows(pa.array([None, 2], pa.int32()))
     assert hash_rows(pa.array([], pa.binary())) == 0
+    topic = pa.scalar("t", pa.string())
+    assert hash_rows(key, topic) == hash_rows(key, pa.array(["t"] * len(key)))
 
 
 def test_the_hash_of_a_row_does_not_depend_on_its_position() -> None:

@@ -30,7 +30,7 @@ memory views if the mean length is above _LONG_BYTES.
 
 def hash_rows(*columns: Any) -> int:
     """Return the sum of the rows' hashes. A column contains binary values, strings, integers or lists of
-    headers.
+    headers. Any column but the first may be a scalar, which stands for a column with this string in each row.
     """
     count = len(columns[0])
     mixed = np.full(count, _GOLDEN, np.uint64)
@@ -49,6 +49,8 @@ def _mix(numbers: _Hashes) -> _Hashes:
 
 
 def _field(column: Any) -> _Hashes:
+    if isinstance(column, pa.Scalar):
+        return checksums(pa.array([column.as_py()], column.type).cast(pa.binary()))
     if pa.types.is_integer(column.type):
         values = column.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
         numbers: _Hashes = values.astype(np.int64).view(np.uint64)

@@ -51,11 +51,13 @@ def main(master: str, servers: str, topic: str, directory: str, plan: str) -> No
 
     spark = SparkSession.builder.master(master).config("spark.ui.enabled", "false").getOrCreate()
     dealt = spark.range(0, ROWS, 1, MAP_TASKS).mapInArrow(
-        partial(deal, directory=directory, by_chance=plan == "chance"), "value binary, lane bigint"
+        partial(deal, directory=directory, by_chance=plan != "number"), "value binary, lane bigint"
     )
-    held = dealt.repartition(TASKS, "lane").mapInArrow(
-        partial(wait_for_word, directory=directory), "value binary, lane bigint"
-    )
+    if plan == "chance-by-id":  # as write_atomic shuffles its rows
+        shuffled = dealt.repartitionById(TASKS, (dealt["lane"] % TASKS).cast("int"))
+    else:
+        shuffled = dealt.repartition(TASKS, "lane")
+    held = shuffled.mapInArrow(partial(wait_for_word, directory=directory), "value binary, lane bigint")
     writer = held.select("value").write.format("oncelog").mode("append")
     writer.options(**{"kafka.bootstrap.servers": servers, "topic": topic, "writeId": plan}).save()
 

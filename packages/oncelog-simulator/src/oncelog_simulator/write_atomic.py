@@ -16,14 +16,17 @@ from random import Random
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from oncelog.broker.state import BrokerState
 from oncelog.client.admin.aio import AsyncAdmin
 from oncelog.client.admin.types import NewTopic
 from oncelog.errors import OncelogError
 from oncelog.spark.sink import atomic
-from oncelog.spark.sink.atomic_task import write_share
+from oncelog.spark.sink.atomic_task import choose_partitions, write_share
 from oncelog.spark.sink.decisions import SinkRefused
+from oncelog.spark.sink.sink_options import SinkSettings
+from oncelog.spark.sink.sink_rows import VALUE_BYTES
 from oncelog_simulator.clients import SHORT_TIMEOUTS, Application
 from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.sink_tasks import KILL_CHANCE, MAX_FAILURES, Executor
@@ -155,8 +158,14 @@ class Frame:
     def mapInArrow(self, step: Step, schema: str) -> Frame:
         return replace(self, steps=(*self.steps, step))
 
-    def repartition(self, count: int, *columns: str) -> Frame:
-        return replace(self, shuffled_at=len(self.steps), task_count=count)
+    def transform(self, step: Any) -> Frame:
+        """Run the first stage of `write_atomic`. `step` is `shuffle_rows` with its arguments, which only
+        Spark can run.
+        """
+        told = step.keywords
+        place: Step = partial(_place, settings=told["settings"], counts=told["counts"])
+        steps = (*self.steps, place)
+        return replace(self, steps=steps, shuffled_at=len(steps), task_count=told["tasks"])
 
     def semanticHash(self) -> int:
         return hash(self.rows)
@@ -199,6 +208,18 @@ class _Row(tuple[Any, ...]):
 
 def _table(rows: list[bytes]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({name: pa.array(rows, pa.binary()) for name in ("key", "value")})
+
+
+def _place(
+    batches: Iterable[pa.RecordBatch], *, settings: SinkSettings, counts: dict[str, int]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows with their partitions, as Spark adds the result of an Arrow UDF to its rows."""
+    for batch in batches:
+        columns = [batch.column("key"), pc.binary_length(batch.column("value"))]
+        (partitions,) = choose_partitions(
+            [columns], names=("key", VALUE_BYTES), settings=settings, counts=counts
+        )
+        yield batch.append_column("partition", partitions)
 
 
 def _apply(

@@ -28,7 +28,7 @@ from oncelog.spark.sink.atomic_task import (
     REPORT_SCHEMA,
     SUM_SCHEMA,
     ShareReport,
-    place_rows,
+    partition_chooser,
     sum_rows,
     write_share,
 )
@@ -49,8 +49,13 @@ from oncelog.spark.sink.decisions import (
 )
 from oncelog.spark.sink.error_hints import explain_error
 from oncelog.spark.sink.sink_metrics import SinkMetrics, publish
-from oncelog.spark.sink.sink_options import FULL_RETRY, parse_sink_options, repeats_whole_stages
-from oncelog.spark.sink.sink_rows import KINDS, check_columns
+from oncelog.spark.sink.sink_options import (
+    FULL_RETRY,
+    SinkSettings,
+    parse_sink_options,
+    repeats_whole_stages,
+)
+from oncelog.spark.sink.sink_rows import KINDS, VALUE_BYTES, check_columns
 from oncelog.spark.sink.task import Sink, TaskReport
 from oncelog.spark.sink.topic_ids import check_topics, topic_ids
 from oncelog.types import TransactionShare
@@ -373,25 +378,33 @@ def _run(
     df: DataFrame, batch_id: int, sink: Sink, share: TransactionShare, counts: Mapping[str, int]
 ) -> list[ShareReport]:
     """Run the two stages of tasks (see atomic_task.py), and return the reports of the second stage."""
-    columns = [name for name in KINDS if name in df.columns]
-    placed_schema = ", ".join(
-        f"{name} {_ddl(df, name)}" for name in columns if name not in ("topic", "partition")
-    )
-    placed = df.select(*columns).mapInArrow(
-        partial(place_rows, settings=sink.settings, counts=dict(counts)),
-        f"{placed_schema}, topic string, partition int",
-    )
     shuffled = int(df.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
     tasks = min(shuffled, *counts.values()) if counts else shuffled
-    written = placed.repartition(tasks, "topic", "partition").mapInArrow(
-        partial(write_share, sink=sink, batch_id=batch_id, share=share), REPORT_SCHEMA
-    )
+    written = df.transform(
+        partial(shuffle_rows, settings=sink.settings, counts=dict(counts), tasks=tasks)
+    ).mapInArrow(partial(write_share, sink=sink, batch_id=batch_id, share=share), REPORT_SCHEMA)
     return [ShareReport(*row) for row in written.collect()]
 
 
-def _ddl(df: DataFrame, name: str) -> str:
-    kind: str = df.schema[name].dataType.simpleString()
-    return kind
+def shuffle_rows(df: DataFrame, *, settings: SinkSettings, counts: dict[str, int], tasks: int) -> DataFrame:
+    """Choose the Kafka partition of each row, and return the rows in as many Spark partitions as `tasks`.
+
+    All rows of a Kafka partition are in one Spark partition. Each Spark partition gets the same number of
+    Kafka partitions of a topic, or one more. With a hash in place of the number of the partition, some would
+    get several, and others none.
+    """
+    from pyspark.sql import functions as f
+
+    has_topics = settings.topic is None
+    columns = [name for name in KINDS if name in df.columns and (name != "topic" or has_topics)]
+    sent = {name: f.col(name) for name in columns if name != "value"}
+    sent[VALUE_BYTES] = f.octet_length("value")
+    choose = partition_chooser(tuple(sent), settings, counts)
+    # Do not let Spark evaluate the function twice: rows without a key get a random partition.
+    chosen = f.arrow_udf(choose, "int").asNondeterministic()(*sent.values())
+    placed = df.select(*(name for name in columns if name != "partition"), chosen.alias("partition"))
+    number = f.col("partition") + f.crc32("topic") if has_topics else f.col("partition")
+    return placed.repartitionById(tasks, (number % tasks).cast("int"))
 
 
 def check_reports(reports: Sequence[ShareReport]) -> tuple[RowSum, int]:

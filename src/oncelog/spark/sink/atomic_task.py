@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from oncelog.spark.python_worker import freeze_modules
 from oncelog.spark.sink.decisions import RowRefused, RowSum, SinkError, WriteLease, may_acquire_lease
 from oncelog.spark.sink.error_hints import explain_error
 from oncelog.spark.sink.sink_options import SinkSettings
-from oncelog.spark.sink.sink_rows import Part, SinkRows, row_sizes
+from oncelog.spark.sink.sink_rows import Part, SinkRows, plain, row_sizes, rows_at
 from oncelog.spark.sink.task import Sink, send_part
 from oncelog.spark.sink.topic_ids import topic_ids
 from oncelog.types import TransactionShare
@@ -64,37 +64,54 @@ class ShareReport(NamedTuple):
     topic_id: str | None
 
 
-def place_rows(
-    batches: Iterable[pa.RecordBatch], *, settings: SinkSettings, counts: dict[str, int]
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows with topic and partition in every row. Raises RowRefused for a row that cannot be
-    written.
+def choose_partitions(
+    batches: Iterable[Sequence[pa.Array]],
+    *,
+    names: Sequence[str],
+    settings: SinkSettings,
+    counts: dict[str, int],
+) -> Iterator[pa.Array]:
+    """Yield the Kafka partition of each row. Raises RowRefused for a row that cannot be written.
 
-    `counts` maps topics to their number of partitions. Missing topics are looked up and added.
+    `names` are the names of the columns: VALUE_BYTES, and the existing ones of key, headers, topic and
+    partition. The values are not needed, so they stay in Spark's virtual machine. `counts` maps topics to
+    their number of partitions. Missing topics are looked up and added.
     """
     freeze_modules()
-    rows = SinkRows(settings.topic, settings.max_row_bytes)
+    checker = SinkRows(settings.topic, settings.max_row_bytes)
     partitioner = Partitioner(str(PRODUCER.parse(settings.producer)["partitioner"]), random.randrange)
-    for batch in batches:
-        for part in rows.parts(rows.take(batch)):
-            if part.topic not in counts:
-                counts[part.topic] = _count(settings, part.topic)
-            count, size = counts[part.topic], part.rows.num_rows
-            if part.partition is None:
-                chosen = _choose(part.rows, partitioner, count)
-            elif part.partition < count:
-                chosen = np.full(size, part.partition, np.int32)
+    for columns in batches:
+        rows = pa.RecordBatch.from_arrays([plain(column) for column in columns], names=list(names))
+        checker.check(rows)
+        chosen: Partitions = np.empty(rows.num_rows, np.int32)
+        for topic, partition, indices in checker.groups(rows):
+            if topic not in counts:
+                counts[topic] = _count(settings, topic)
+            count = counts[topic]
+            if partition is None:
+                chosen[indices] = _choose(rows_at(rows, indices), partitioner, count)
+            elif partition < count:
+                chosen[indices] = partition
             else:
+                row = checker.count - rows.num_rows + int(indices[0])
                 raise RowRefused(
-                    f"row {part.first_row} names partition {part.partition} of topic {part.topic!r}, "
+                    f"row {row} names partition {partition} of topic {topic!r}, "
                     f"which has partitions 0 to {count - 1}"
                 )
-            names = [name for name in batch.schema.names if name in part.rows.schema.names]
-            columns = [part.rows.column(name) for name in names]
-            topics = pa.array([part.topic] * size, pa.string())
-            yield pa.RecordBatch.from_arrays(
-                [*columns, topics, pa.array(chosen, pa.int32())], names=[*names, "topic", "partition"]
-            )
+        yield pa.array(chosen, pa.int32())
+
+
+def partition_chooser(
+    names: Sequence[str], settings: SinkSettings, counts: dict[str, int]
+) -> Callable[[Iterator[tuple[pa.Array, ...]]], Iterator[pa.Array]]:
+    """Return `choose_partitions` as the function of an Arrow UDF whose arguments are the columns `names`."""
+
+    def choose(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        # Spark passes a single column without a tuple.
+        columns = (batch if isinstance(batch, tuple) else (batch,) for batch in batches)
+        return choose_partitions(columns, names=names, settings=settings, counts=counts)
+
+    return choose
 
 
 def _count(settings: SinkSettings, topic: str) -> int:
@@ -131,7 +148,7 @@ def write_share(
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
     lease = TaskLease(sink, _task_number() if task is None else task, batch_id, share)
-    rows = SinkRows(None, sink.settings.max_row_bytes)
+    rows = SinkRows(sink.settings.topic, sink.settings.max_row_bytes)
     try:
         with Admin(sink.settings.admin) as admin:
             lease.acquire(admin)
@@ -164,8 +181,7 @@ def hash_part(part: Part) -> int:
     """
     rows = part.rows
     names = [name for name in ("key", "value", "headers") if name in rows.schema.names]
-    topics = pa.array([part.topic], pa.string()).take(pa.array(np.zeros(rows.num_rows, np.int32)))
-    return hash_rows(*(rows.column(name) for name in names), topics)
+    return hash_rows(*(rows.column(name) for name in names), pa.scalar(part.topic, pa.string()))
 
 
 def sum_rows(batches: Iterable[pa.RecordBatch], *, settings: SinkSettings) -> Iterator[pa.RecordBatch]:

@@ -25,6 +25,8 @@ KINDS = {
     "headers": ("array<struct<key:string,value:binary>>",),
 }
 """The written columns and their allowed Spark types. Other columns are ignored, as by Spark's own sink."""
+VALUE_BYTES = "value_bytes"
+"""The name of a column with the sizes of values, for checks of rows without the values."""
 
 
 def check_columns(types: Sequence[tuple[str, str]], topic: str | None) -> None:
@@ -73,31 +75,44 @@ class SinkRows:
 
         Raises RowRefused, whose text names the row.
         """
-        first = self.count
         names = [name for name in KINDS if name in batch.schema.names]
         if self._topic is not None:
             names = [name for name in names if name != "topic"]
-        rows = pa.RecordBatch.from_arrays([_plain(batch.column(name)) for name in names], names=names)
+        rows = pa.RecordBatch.from_arrays([plain(batch.column(name)) for name in names], names=names)
+        self.check(rows)
+        return rows
+
+    def check(self, rows: pa.RecordBatch) -> None:
+        """Check and count rows with the columns that `take` returns, or with VALUE_BYTES in place of value.
+
+        Raises RowRefused, whose text names the row.
+        """
+        first = self.count
         if self._topic is None:
             self._refuse_null_topics(rows.column("topic"), first)
         self._refuse_null_headers(rows, first)
         self._refuse_large(rows, first)
         self.count += rows.num_rows
-        return rows
 
     def parts(self, rows: pa.RecordBatch) -> Iterator[Part]:
         """Yield `rows`, the last result of `take`, grouped by topic and partition. Within a group, the order
         of the rows is kept.
         """
         first = self.count - rows.num_rows
-        names = rows.schema.names
-        written = [name for name in ("key", "value", "headers") if name in names]
-        plain = rows.select(written)
-        if self._topic is not None and "partition" not in names:
-            yield Part(self._topic, None, plain, first)
+        written = rows.select([name for name in ("key", "value", "headers") if name in rows.schema.names])
+        for topic, partition, indices in self.groups(rows):
+            yield Part(topic, partition, rows_at(written, indices), first + int(indices[0]))
+
+    def groups(self, rows: pa.RecordBatch) -> Iterator[tuple[str, int | None, Any]]:
+        """Yield topic, partition (None for "by key") and ascending row indices of each group of `rows`, which
+        were checked last. Raises RowRefused for a negative partition.
+        """
+        if not rows.num_rows:
             return
-        for topic, partition, indices in _groups(rows, self._topic, first):
-            yield Part(topic, partition, plain.take(pa.array(indices)), first + int(indices[0]))
+        if self._topic is not None and "partition" not in rows.schema.names:
+            yield self._topic, None, np.arange(rows.num_rows)
+            return
+        yield from _groups(rows, self._topic, self.count - rows.num_rows)
 
     def _refuse_null_topics(self, topics: Any, first: int) -> None:
         if topics.null_count:
@@ -153,15 +168,26 @@ class TaskRows(SinkRows):
         return rows
 
 
-def _plain(column: Any) -> Any:
+def plain(column: Any) -> Any:
+    """Return the column with Arrow's type string or binary in place of the large types."""
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return column.cast(pa.string())
     return column.cast(pa.binary()) if pa.types.is_large_binary(column.type) else column
 
 
+def rows_at(rows: pa.RecordBatch, indices: Any) -> pa.RecordBatch:
+    """Return the rows at ascending indices, without a copy if these are all rows."""
+    return rows if len(indices) == rows.num_rows else rows.take(pa.array(indices))
+
+
 def row_sizes(rows: pa.RecordBatch) -> Any:
-    """Return an array with the number of bytes of each row's key and value."""
+    """Return an array with the number of bytes of each row's key and value.
+
+    The sizes of values may be in the column VALUE_BYTES.
+    """
     total = np.zeros(rows.num_rows, np.int64)
+    if VALUE_BYTES in rows.schema.names:
+        total += pc.fill_null(rows.column(VALUE_BYTES), 0).to_numpy(zero_copy_only=False)
     for name in ("key", "value"):
         if name in rows.schema.names:
             lengths = pc.binary_length(rows.column(name).cast(pa.binary()))
