@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 from support.broker import wait_until
@@ -265,6 +266,19 @@ def test_closing_takes_no_longer_than_its_timeout(ours: str) -> None:
         assert not producer._thread.is_running
 
 
+@contextmanager
+def producers_of_one_id(*addresses: str) -> Iterator[list[Producer]]:
+    """Yield a producer for each address, all with one transactional id. The first begins a transaction."""
+    owner_id = name()
+    with ExitStack() as stack:
+        producers = [
+            stack.enter_context(producer_of(address, transactional_id=owner_id)) for address in addresses
+        ]
+        producers[0].init_transactions()
+        producers[0].begin_transaction()
+        yield producers
+
+
 def test_closing_a_producer_that_joined_leaves_the_transaction_to_its_owner(servers: str) -> None:
     topic = new_topic(servers, 2)
     owner_id = name()
@@ -287,13 +301,10 @@ def test_the_owner_ends_a_transaction_to_which_only_others_have_sent(
     an abort, the next commit made them visible. If the epoch stays, the owner's next record had the sequence
     of the joined one.
     """
-    topic, owner_id = new_topic(servers), name()
-    with producer_of(servers, transactional_id=owner_id) as owner:
-        owner.init_transactions()
-        owner.begin_transaction()
-        with producer_of(servers, transactional_id=owner_id) as joined:
-            joined.join_transaction(owner.share_transaction())
-            joined.send(topic, b"joined").result(60)
+    topic = new_topic(servers)
+    with producers_of_one_id(servers, servers) as (owner, joined):
+        joined.join_transaction(owner.share_transaction())
+        joined.send(topic, b"joined").result(60)
         (owner.commit_transaction if is_commit else owner.abort_transaction)()
         stored = [b"joined"] * is_commit
         assert values(servers, topic) == stored
@@ -325,13 +336,8 @@ def test_a_producer_that_took_over_loses_no_record_of_its_next_transaction(
     request: pytest.FixtureRequest, servers: str, is_commit: bool
 ) -> None:
     """R1773: if the epoch stays, its first record had the sequence of the other producer's."""
-    topic, owner_id = new_topic(servers), name()
-    with (
-        producer_of(servers, transactional_id=owner_id) as first,
-        producer_of(servers, transactional_id=owner_id) as other,
-    ):
-        first.init_transactions()
-        first.begin_transaction()
+    topic = new_topic(servers)
+    with producers_of_one_id(servers, servers) as (first, other):
         first.send(topic, b"first")
         other.take_over_transaction(first.hand_over_transaction())
         (other.commit_transaction if is_commit else other.abort_transaction)()
@@ -351,14 +357,8 @@ def test_an_empty_transaction_that_was_handed_over_can_be_ended(
     request: pytest.FixtureRequest, servers: str, is_commit: bool
 ) -> None:
     """R1802: the coordinator knew of no transaction, and the producer failed with INVALID_TXN_STATE."""
-    topic, owner_id = new_topic(servers), name()
-    with (
-        producer_of(servers, transactional_id=owner_id) as first,
-        producer_of(servers, transactional_id=owner_id) as second,
-        producer_of(servers, transactional_id=owner_id) as third,
-    ):
-        first.init_transactions()
-        first.begin_transaction()
+    topic = new_topic(servers)
+    with producers_of_one_id(servers, servers, servers) as (first, second, third):
         second.take_over_transaction(first.hand_over_transaction())
         third.take_over_transaction(second.hand_over_transaction())
         (third.commit_transaction if is_commit else third.abort_transaction)()
@@ -430,13 +430,8 @@ def test_a_joined_producer_loses_no_record_after_a_transaction_of_its_owner(
 
 def test_only_the_owner_ends_a_shared_transaction(servers: str) -> None:
     """R1800: a producer that had joined could commit, abort, share and hand over the owner's transaction."""
-    topic, owner_id = new_topic(servers), name()
-    with (
-        producer_of(servers, transactional_id=owner_id) as owner,
-        producer_of(servers, transactional_id=owner_id) as joined,
-    ):
-        owner.init_transactions()
-        owner.begin_transaction()
+    topic = new_topic(servers)
+    with producers_of_one_id(servers, servers) as (owner, joined):
         joined.join_transaction(owner.share_transaction())
         joined.send(topic, b"joined").result(60)
         for call in (
@@ -459,13 +454,8 @@ def test_a_producer_that_handed_its_transaction_over_adds_nothing_to_it(servers:
     """R1800: its next transaction was the one that it had handed over, and the other producer committed its
     records before their own commit. The other producer's records could have the sequences of stored ones.
     """
-    topic, owner_id = new_topic(servers), name()
-    with (
-        producer_of(servers, transactional_id=owner_id) as first,
-        producer_of(servers, transactional_id=owner_id) as other,
-    ):
-        first.init_transactions()
-        first.begin_transaction()
+    topic = new_topic(servers)
+    with producers_of_one_id(servers, servers) as (first, other):
         first.send(topic, b"first")
         other.take_over_transaction(first.hand_over_transaction())
         with pytest.raises(MisuseError, match="create a new producer"):
@@ -480,13 +470,8 @@ def test_a_joined_producer_that_sends_after_the_commit_is_fenced(servers: str, p
     """R1772: nothing had been sent, so the commit left the epoch as it was. The late record was in the next
     transaction, and the owner's next record was taken for a repetition of it, and lost.
     """
-    topic, owner_id = new_topic(servers), name()
-    with (
-        producer_of(proxy.bootstrap_servers, transactional_id=owner_id) as owner,
-        producer_of(servers, transactional_id=owner_id) as joined,
-    ):
-        owner.init_transactions()
-        owner.begin_transaction()
+    topic = new_topic(servers)
+    with producers_of_one_id(proxy.bootstrap_servers, servers) as (owner, joined):
         joined.join_transaction(owner.share_transaction())
         proxy.add(Rule(action="cut", api="InitProducerId"))
         with pytest.raises(TimedOut):
@@ -505,13 +490,10 @@ def test_the_abort_of_a_shared_transaction_can_be_called_again(servers: str, pro
     """R1770: without an epoch per transaction, the first call had raised the epoch itself, so the second one
     raised ProducerFenced.
     """
-    topic, owner_id = new_topic(servers), name()
-    with producer_of(proxy.bootstrap_servers, transactional_id=owner_id) as owner:
-        owner.init_transactions()
-        owner.begin_transaction()
-        with producer_of(servers, transactional_id=owner_id) as joined:
-            joined.join_transaction(owner.share_transaction())
-            joined.send(topic, b"aborted").result(60)
+    topic = new_topic(servers)
+    with producers_of_one_id(proxy.bootstrap_servers, servers) as (owner, joined):
+        joined.join_transaction(owner.share_transaction())
+        joined.send(topic, b"aborted").result(60)
         proxy.add(Rule(action="cut", api=api))
         with suppress(TimedOut):
             owner.abort_transaction(timeout=0.3)
@@ -528,14 +510,9 @@ def test_a_late_record_of_a_joined_producer_is_in_no_later_transaction(version: 
     """Brokers before Kafka 3.6 do not verify that a record belongs to an open transaction."""
     settings = {"oncelog.transaction.version": version, "transaction.partition.verification.enable": False}
     with Broker(config=settings) as broker:
-        servers, owner_id = broker.bootstrap_servers, name()
+        servers = broker.bootstrap_servers
         topic = new_topic(servers)
-        with (
-            producer_of(servers, transactional_id=owner_id) as owner,
-            producer_of(servers, transactional_id=owner_id) as joined,
-        ):
-            owner.init_transactions()
-            owner.begin_transaction()
+        with producers_of_one_id(servers, servers) as (owner, joined):
             joined.join_transaction(owner.share_transaction())
             joined.send(topic, b"aborted").result(60)
             owner.abort_transaction()
