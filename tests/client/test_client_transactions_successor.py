@@ -216,6 +216,38 @@ def test_a_repeated_abort_of_a_shared_transaction_does_not_abort_the_successors(
         assert values(classic, topic) == [b"second"]
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_repeated_abort_of_a_shared_transaction_fences_no_idle_successor(
+    classic: str, is_open: bool
+) -> None:
+    """R1804: the abort timed out because InitProducerId was lost, and was called again after a successor had
+    started. It got the next epoch, as a new instance, and the successor was fenced.
+    """
+    name = f"successor-{os.getpid()}-{next(_numbers)}"
+    topic = new_topic(classic)
+    with (
+        Proxy(classic) as proxy,
+        producer_of(proxy.bootstrap_servers, transactional_id=name, request_timeout_ms=500) as first,
+        producer_of(classic, transactional_id=name) as second,
+        producer_of(classic, transactional_id=name) as joined,
+    ):
+        first.init_transactions()
+        first.begin_transaction()
+        joined.join_transaction(first.share_transaction())
+        if is_open:
+            joined.send(topic, b"aborted").result(60)
+        lost = proxy.add(Rule(action="drop", api="InitProducerId"))
+        with pytest.raises(TimedOut):
+            first.abort_transaction(timeout=0.3)
+        proxy.remove(lost)
+        second.init_transactions()
+        with pytest.raises(ProducerFenced):
+            first.abort_transaction()
+        with second.transaction():
+            second.send(topic, b"second")
+        assert values(classic, topic) == [b"second"]
+
+
 def test_an_expired_id_is_used_again_on_brokers_that_describe_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """R1402: brokers before Kafka 3.0 have no DescribeTransactions, and the abort failed the producer."""
     version_for = ConnectionCore.version_for

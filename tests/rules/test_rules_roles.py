@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 
 from oncelog.errors import MisuseError
-from oncelog.rules.transactions.client_session import Operation
-from oncelog.rules.transactions.roles import Ending, Role, abort_ending, check_role, commit_ending
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
+from oncelog.rules.transactions.client_session import CoordinatorEntry, Operation
+from oncelog.rules.transactions.roles import (
+    Ending,
+    Role,
+    abort_ending,
+    check_role,
+    commit_ending,
+    fencing_identity,
+)
 
 R, C, E = Role, Operation, Ending
 ALLOWED = {
@@ -91,3 +99,41 @@ def test_every_abort_of_an_owner_fences_the_members(
 ) -> None:
     ending = abort_ending(R.OWNER, has_parts=has_parts, may_have_parts=has_parts, raises_epoch=raises_epoch)
     assert ending is wanted
+
+
+OURS, RAISED, LATER, OTHER = (ProducerIdAndEpoch(*it) for it in ((7, 3), (7, 4), (7, 5), (8, 0)))
+
+
+@pytest.mark.behaviour("T5")
+@pytest.mark.parametrize(
+    ("identity", "state", "sent", "wanted"),
+    [
+        (OURS, "Ongoing", None, OURS),
+        (OURS, "Ongoing", OURS, OURS),
+        (OURS, "Empty", None, OURS),
+        (OURS, "CompleteCommit", OURS, OURS),
+        (RAISED, "Empty", None, None),
+        (RAISED, "CompleteAbort", None, None),
+        (RAISED, "Ongoing", OURS, None),
+        (RAISED, "PrepareEpochFence", OURS, RAISED),
+        (RAISED, "PrepareAbort", OURS, RAISED),
+        (RAISED, "CompleteAbort", OURS, RAISED),
+        (RAISED, "CompleteAbort", RAISED, RAISED),
+        (RAISED, "Empty", OURS, OURS),
+        (RAISED, "CompleteCommit", OURS, OURS),
+        (LATER, "Empty", OURS, OURS),
+        (LATER, "Empty", RAISED, RAISED),
+        (LATER, "CompleteAbort", RAISED, RAISED),
+        (LATER, "Ongoing", RAISED, None),
+        (OTHER, "Empty", RAISED, RAISED),
+        (OTHER, "Ongoing", RAISED, None),
+        (OTHER, "Empty", None, None),
+    ],
+)
+def test_every_identity_of_an_owners_abort(
+    identity: ProducerIdAndEpoch,
+    state: str,
+    sent: ProducerIdAndEpoch | None,
+    wanted: ProducerIdAndEpoch | None,
+) -> None:
+    assert fencing_identity(CoordinatorEntry(identity, state), OURS, sent) == wanted

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from oncelog.client.producer.produce_messages import MAX_PRODUCE_VERSION
 from oncelog.errors import OncelogError
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.rules.transactions.client_session import Operation, Session, State
 from oncelog.rules.transactions.roles import Role, check_role
 from oncelog.types import TopicPartition, TransactionShare
@@ -44,8 +45,10 @@ class ProducerTransaction:
         """
         self.role = Role.ALONE
         """This producer's part in the transactions of its epoch. Each new epoch makes it ALONE."""
-        self.may_be_fenced = False
-        """True once InitProducerId was sent to fence producers that joined, even if there is no response."""
+        self.fencing: ProducerIdAndEpoch | None = None
+        """The identity of the last InitProducerId that was sent to fence producers that joined, even if there
+        was no response.
+        """
         self.may_have_begun = False
         """True once a request to add partitions or offsets was sent, even if there is no response."""
 
@@ -137,5 +140,5 @@ class ProducerTransaction:
             self.role = Role.CONTINUING
         self.added.clear()
         self.pending.clear()
-        self.has_offsets = self.is_taken_with_parts = False
-        self.may_be_fenced = self.may_have_begun = False
+        self.has_offsets = self.is_taken_with_parts = self.may_have_begun = False
+        self.fencing = None

@@ -56,7 +56,7 @@ from oncelog.rules.transactions.client_session import (
     may_have_succeeded,
     operation_at_close,
 )
-from oncelog.rules.transactions.roles import Ending, Role, abort_ending, commit_ending
+from oncelog.rules.transactions.roles import Ending, Role, abort_ending, commit_ending, fencing_identity
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition, TransactionShare
 from oncelog.wire.messages import (
     AddOffsetsToTxnRequest,
@@ -287,7 +287,7 @@ class TransactionManager:
                 case Ending.NEW_EPOCH:
                     # Fence producers that have joined and not sent yet. Their records would be in the next
                     # transaction. Guard: test_a_joined_producer_that_sends_after_the_commit_is_fenced.
-                    self._transaction.may_be_fenced = True
+                    self._transaction.fencing = self._core.identity
                     identity = await self._new_epoch(self._core.identity, deadline_ms)
                 case _:
                     identity = await self._end(True, deadline_ms)
@@ -469,22 +469,33 @@ class TransactionManager:
         a late batch after the marker. InitProducerId raises the epoch first. Guard:
         test_a_late_record_of_a_joined_producer_is_in_no_later_transaction.
         """
-        await self._own_entry(deadline_ms)
-        self._transaction.may_be_fenced = True
-        return await self._new_epoch(None, deadline_ms)
+        request = partial(self._fencing_request, deadline_ms)
+        response = await self._send_until_done(INIT, await request(), None, deadline_ms, before_retry=request)
+        return ProducerIdAndEpoch(response.producer_id, response.producer_epoch)
+
+    async def _fencing_request(self, deadline_ms: float) -> InitProducerIdRequest:
+        """Return the next request of `_fence_joined`. Raises ProducerFenced if another one has started."""
+        entry, identity = await self._describe_own_entry(deadline_ms), self._core.identity
+        assert identity is not None
+        if entry is None:
+            # Brokers before Kafka 3.0 do not describe transactions.
+            return self._init_request(None)
+        sent = self._transaction.fencing = fencing_identity(entry, identity, self._transaction.fencing)
+        if sent is None:
+            raise self._fenced("the shared transaction has ended, or another producer has started")
+        return self._init_request(sent)
 
     async def _own_entry(self, deadline_ms: float) -> CoordinatorEntry | None:
         """Return the coordinator's entry of the transactional id; None if it cannot be described.
 
         Raises ProducerFenced if the entry is that of another producer or epoch. An earlier call, which got no
-        response, may have raised the epoch itself: then this is raised only for an open transaction. Guard:
-        test_the_abort_of_a_shared_transaction_can_be_called_again.
+        response, may have raised the epoch itself: then this is raised only for an open transaction.
         """
         entry, identity = await self._describe_own_entry(deadline_ms), self._core.identity
         assert identity is not None
         if entry is None or entry.identity == identity:
             return entry
-        if entry.is_ongoing or not self._transaction.may_be_fenced:
+        if entry.is_ongoing or self._transaction.fencing is None:
             raise self._fenced("the shared transaction has ended, or another producer has started")
         return entry
 
@@ -577,18 +588,21 @@ class TransactionManager:
 
     # Requests
 
-    async def _new_epoch(self, current: ProducerIdAndEpoch | None, deadline_ms: float) -> ProducerIdAndEpoch:
-        request = InitProducerIdRequest(
+    def _init_request(self, current: ProducerIdAndEpoch | None) -> InitProducerIdRequest:
+        return InitProducerIdRequest(
             transactional_id=self._transactional_id,
             transaction_timeout_ms=self._driver.options.transaction_timeout_ms,
             producer_id=current.producer_id if current else -1,
             producer_epoch=current.producer_epoch if current else -1,
         )
+
+    async def _new_epoch(self, current: ProducerIdAndEpoch | None, deadline_ms: float) -> ProducerIdAndEpoch:
         # A successor may have begun a transaction since the first attempt. Guard:
         # test_a_repeated_request_for_an_epoch_does_not_abort_the_successors_transaction. A producer that
         # starts has no successor.
         is_start = self._core.identity is None
         check = None if is_start else partial(self._check_no_successor, deadline_ms)
+        request = self._init_request(current)
         response = await self._send_until_done(INIT, request, None, deadline_ms, before_retry=check)
         return ProducerIdAndEpoch(response.producer_id, response.producer_epoch)
 
@@ -719,15 +733,15 @@ class TransactionManager:
         group_id: str | None,
         deadline_ms: float,
         number: int | None = None,
-        before_retry: Callable[[], Awaitable[None]] | None = None,
+        before_retry: Callable[[], Awaitable[Any]] | None = None,
     ) -> Any:
         """Send a request until its response has no error, and return the response.
 
         The request goes to the group's coordinator or, if `group_id` is None, to the transaction coordinator.
         `number` identifies the transaction that the request belongs to. If this transaction has ended, any
         error becomes TransactionAborted, because the error does not concern the next transaction. If the
-        producer has failed, its own error is raised. `before_retry` is awaited before each repetition, and
-        may raise an error that ends the call.
+        producer has failed, its own error is raised. `before_retry` is awaited before each repetition, may
+        raise an error that ends the call, and may return another request to send.
         """
         key = (TRANSACTION, self._transactional_id) if group_id is None else (GROUP, group_id)
         attempt, is_commit = 0, kind is END and request.committed
@@ -759,7 +773,7 @@ class TransactionManager:
             await self._pause(kind, self._pause_s(error, attempt), deadline_ms, error)
             self._check_still_open(number, error)
             if before_retry is not None:
-                await before_retry()
+                request = await before_retry() or request
             attempt += 1
 
     def _check_still_open(self, number: int | None, error: OncelogError | None = None) -> None:

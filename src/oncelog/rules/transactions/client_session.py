@@ -378,6 +378,11 @@ class CoordinatorEntry(NamedTuple):
         return self.state == _COMPLETED_ABORT
 
     @property
+    def is_in_abort(self) -> bool:
+        """True if the transactional id's last transaction is being aborted or was aborted."""
+        return self.state in _ABORTED
+
+    @property
     def is_ongoing(self) -> bool:
         """True if the transaction is open, and has partitions or offsets."""
         return self.state == _ONGOING
@@ -482,7 +487,7 @@ def has_successor(
         raises = entry.identity.producer_epoch + 1 if ours.producer_epoch >= EXHAUSTED_EPOCH else 2
     if raises <= 0:
         return False
-    if raises >= 2 or entry.state not in _ABORTED or not may_have_timed_out:
+    if raises >= 2 or not entry.is_in_abort or not may_have_timed_out:
         return True
     is_over = entry.is_aborted and completed_for_ms >= SUCCESSOR_PATIENCE_MS
     return False if is_over else None

@@ -49,7 +49,8 @@ from __future__ import annotations
 from enum import Enum
 
 from oncelog.errors import MisuseError
-from oncelog.rules.transactions.client_session import Operation
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
+from oncelog.rules.transactions.client_session import CoordinatorEntry, Operation
 
 
 class Role(Enum):
@@ -136,3 +137,35 @@ def abort_ending(role: Role, *, has_parts: bool, may_have_parts: bool, raises_ep
         return Ending.END
     is_known = may_have_parts or (role is Role.TOOK_OVER and raises_epoch)
     return Ending.TRY_TO_END if is_known else Ending.NOTHING
+
+
+def fencing_identity(
+    entry: CoordinatorEntry, ours: ProducerIdAndEpoch, sent: ProducerIdAndEpoch | None
+) -> ProducerIdAndEpoch | None:
+    """Return the identity for the InitProducerId that aborts an owner's transaction and fences the producers
+    that joined. Return None if another producer has started.
+
+    `sent` is the identity of the last such request, None if none was sent. `entry` is the coordinator's
+    answer to DescribeTransactions after that. The coordinator aborts an open transaction, raises the epoch by
+    one, and answers CONCURRENT_TRANSACTIONS: the next request gets the new epoch. It refuses an identity that
+    is neither that of its entry nor, in a repetition, the one before.
+
+        entry                                           result
+        ours                                            ours
+        open, not ours                                  None
+        not ours, nothing sent                          None
+        our epoch + 1, in an abort                      our epoch + 1: by our request, or by a successor that
+                                                          has not got an epoch yet
+        any other                                       `sent`: a repetition, or the coordinator refuses it
+
+    Without an identity, as for a new instance, a late abort would fence a successor. See
+    test_every_identity_of_an_owners_abort and
+    test_a_repeated_abort_of_a_shared_transaction_fences_no_idle_successor.
+    Source: kafka TransactionCoordinator.prepareInitProducerIdTransit; KIP-360.
+    """
+    if entry.identity == ours:
+        return ours
+    if sent is None or entry.is_ongoing:
+        return None
+    raised = ours._replace(producer_epoch=ours.producer_epoch + 1)
+    return raised if entry.is_in_abort and entry.identity == raised else sent

@@ -172,7 +172,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no simulated task outlives a producer id": "R1702",
     "no simulated function ignores a failed call of `write_atomic`": "R1701 R1814",
     "no simulated executor loses shuffle files": "R1700 R1752 R1813",
-    "a producer whose abort of a shared transaction fails is replaced, in simulations as well": "R1770 R1771",
+    "a simulated producer whose abort of a shared transaction fails is replaced": "R1770 R1771 R1804",
     "a simulated producer that fails is replaced, also after it took an empty transaction over": "R1802",
     "no simulation limits the time of a flush within delivery.timeout.ms": "R1803",
     "no simulated function calls `write_atomic` in two threads": "R1628",
