@@ -129,10 +129,6 @@ def _admit(
 ) -> TransactionVerification:
     tp = state.groups.offsets_partition(message.group_id, now_ms)
     _, partition = state.topics.partition(tp)
-    if min(producer) < 0:
-        # Without transaction.partition.verification.enable, no other check needs a producer. See
-        # test_offsets_in_a_transaction_need_a_producer_id.
-        raise InvalidProducerIdMapping(f"{producer} is no producer of a transaction")
     if knows_newer_epoch(partition, producer):
         raise InvalidProducerEpoch(
             f"producer id {producer.producer_id} has a newer epoch than {producer.producer_epoch}"
@@ -152,4 +148,8 @@ def _admit(
         settings=state.settings,
     )
     verification.check(tp)
+    if min(producer) < 0:
+        # Without transaction.partition.verification.enable, no other check needs a producer. See
+        # test_offsets_in_a_transaction_need_a_producer_id.
+        raise InvalidProducerIdMapping(f"{producer} is no producer of a transaction")
     return verification
