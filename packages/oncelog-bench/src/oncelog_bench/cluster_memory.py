@@ -194,7 +194,8 @@ def section(result: Result) -> str:
 Heap is what the JVM of Apache Kafka keeps after a full garbage collection. Each producer id has one batch in
 one partition. An audit with `{MASTER}` reads batches of one record. Its figures are Spark's own:
 bytes that its stages shuffled, which they do with partitions that several tasks read, and bytes of results
-that tasks sent to the driver. Figures are differences from the first count. Medians of {result["plan"]["repeats"]} runs.
+that tasks sent to the driver. Figures are differences from the first count. Medians of
+{result["plan"]["repeats"]} runs.
 
 {table}
 
