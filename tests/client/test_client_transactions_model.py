@@ -105,7 +105,7 @@ class World:
         for closeable in (*(member.producer for member in self.members), self.consumer, self.admin):
             closeable.close()
 
-    # What the application knows
+    # The application's state
 
     def is_live(self, member: Member) -> bool:
         return member.generation == self.generation and not member.is_failed
