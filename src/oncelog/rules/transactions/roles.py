@@ -81,7 +81,7 @@ _REASONS = {
     Role.TOOK_OVER: "this producer has taken the transaction over, so its sequences would collide",
     Role.HANDED_OVER: "this producer has handed its transaction over",
 }
-_SPENT = "other producers have used this producer's epoch, which the broker keeps: create a new producer"
+_SPENT = "other producers have used this producer's epoch: create a new producer"
 
 
 def check_role(role: Role, operation: Operation) -> None:
