@@ -267,7 +267,7 @@ class TimeIndex(_IndexFile):
         An entry of zeros is skipped, because in the file it would look like preallocated space. See
         test_a_first_record_with_timestamp_0_hides_no_later_times.
         """
-        if timestamp_ms > self._timestamps[-1] if self._timestamps else timestamp_ms or relative_offset:
+        if _is_later(timestamp_ms, relative_offset, self._timestamps[-1] if self._timestamps else None):
             self._timestamps.append(timestamp_ms)
             self._offsets.append(relative_offset)
             self.write_runs()
@@ -278,7 +278,7 @@ class TimeIndex(_IndexFile):
         """
         last_ms = self._timestamps[-1] if self._timestamps else None
         for timestamp_ms, relative_offset in zip(timestamps_ms, relative_offsets, strict=True):
-            if timestamp_ms > last_ms if last_ms is not None else timestamp_ms or relative_offset:
+            if _is_later(timestamp_ms, relative_offset, last_ms):
                 self._timestamps.append(timestamp_ms)
                 self._offsets.append(relative_offset)
                 last_ms = timestamp_ms
@@ -494,6 +494,13 @@ def offset_entries(data: bytes, log_size: int) -> tuple[bytes, bytes, int | None
         count, wrong = number, number if position else None
         break
     return offsets[:count].tobytes(), positions[:count].tobytes(), wrong
+
+
+def _is_later(timestamp_ms: int, relative_offset: int, last_ms: int | None) -> bool:
+    """Return True if a time index gets the entry after one with the timestamp `last_ms`, None without one."""
+    if last_ms is None:
+        return timestamp_ms != 0 or relative_offset != 0
+    return timestamp_ms > last_ms
 
 
 def time_entries(data: bytes) -> tuple[bytes, bytes, int | None]:
