@@ -102,10 +102,8 @@ def audit_topic(
     options = partial(_options_of, bootstrap_servers, client_config or {}, offsets_per_task)
     seen, bounds = look_up(options([*names, *others]), compacted_topics)
     now, bounds = of_topics(seen, names), {tp: bounds[tp] for tp in bounds if tp.topic in names}
-    rows = _audited_rows(
-        spark, options(names), now, bounds, max_findings,
-        offsets_per_task=offsets_per_task, check_records=_reads_records(key_check, others, distinct),
-    )  # fmt: skip
+    check_records = _reads_records(key_check, others, distinct)
+    rows = _audited_rows(spark, options(names), now, bounds, max_findings, check_records=check_records)
 
     def records(topics: Sequence[str]) -> DataFrame:
         return spark.read.format("oncelog").options(**options(topics), includeHeaders=bool(distinct)).load()
@@ -137,13 +135,15 @@ def _audited_rows(
     bounds: Mapping[TopicPartition, Bounds],
     max_findings: int,
     *,
-    offsets_per_task: int,
     check_records: bool,
 ) -> DataFrame:
-    """Return the rows for `judge` of the audit of a topic's offsets in `now`."""
-    whole, larger = whole_and_split(now, offsets_per_task)
-    client = {**parse_options(options).client, "isolation.level": "read_committed"}
-    read = partial(read_partition, client, now, check_records=check_records)
+    """Return the rows for `judge` of the audit of a topic's offsets in `now`. `options` are from
+    `_options_of`.
+    """
+    parsed = parse_options(options)
+    assert parsed.max_records_per_partition is not None
+    whole, larger = whole_and_split(now, parsed.max_records_per_partition)
+    read = partial(read_partition, parsed.client, now, check_records=check_records)
     rows = audit_partitions(spark, whole, read, bounds, max_findings)
     if larger.earliest:
         spark.dataSource.register(BatchHeadersSource)
