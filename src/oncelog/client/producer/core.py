@@ -412,10 +412,6 @@ class ProducerCore:
             self._metadata_version = self.metadata.version
             for queue in self._schedule.take_all_ready():
                 self._place(queue, now_ms)
-        if self.transaction is not None and self.transaction.session.state is State.ABORTABLE_ERROR:
-            # Nothing more is sent. Let flush() and close() not wait for delivery.timeout.ms. Guard:
-            # test_no_call_waits_for_records_of_a_transaction_that_can_only_be_aborted.
-            self.drop_unsent()
         if self.options.is_idempotent and not self._prepare_identity(now_ms):
             return []
         calls = []
@@ -479,6 +475,10 @@ class ProducerCore:
         No batch may be sent without a producer id or, by a transactional producer, outside a transaction.
         """
         if self.transaction is not None:
+            if self.transaction.session.state is State.ABORTABLE_ERROR:
+                # Nothing more is sent. Let flush() and close() not wait for delivery.timeout.ms. Guard:
+                # test_no_call_waits_for_records_of_a_transaction_that_can_only_be_aborted.
+                self.drop_unsent()
             # The coordinator assigns the epochs of transactions, so sequences are not restarted here.
             return self.identity is not None and self.transaction.is_sending
         if self.identity is None:
